@@ -5,8 +5,8 @@ import typing as _typing
 from . import cache, functions, pieces, scores, weights  # noqa: F401 (attributes of the package)
 from ._attention.call import Attention
 from ._attention.config import config_context
-from ._attention.explanation import Explanation
 from ._attention.shards.splits import Shards
+from ._attention.ways import Explanation
 from ._functions.attention import attention_scores, explain_attention, scaled_dot_product_attention
 from ._functions.multi_head import merge_heads, multi_head_attention, split_heads
 from ._functions.shards import shard, shard_positions, unshard

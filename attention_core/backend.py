@@ -36,7 +36,7 @@ from ._attention.call import (
     score_positions,
 )
 from ._attention.config import CONTEXTS, assumes_finite
-from ._attention.finite import inputs_are_finite
+from ._attention.facts import inputs_are_finite
 from ._attention.kernels import Kernel, Takes, Verdict
 from ._attention.parts import (
     KeyCut,

@@ -1,4 +1,11 @@
-"""One call of attention as its implementations receive it, and the steps that all of them share."""
+r"""One call of attention as its implementations receive it, and the steps that all of them share.
+
+Among them is what follows the product, for all scores or for one block,
+
+.. math:: s_{ij} = f\!\left(c \tanh\frac{r_{ij}}{c}\right) + b_{ij}, \qquad r_{ij} = (\sigma q_i) \cdot k_j,
+
+and :math:`s_{ij} = -\infty` where query i may not attend to key j.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +27,7 @@ from .._arrays import (
     upcast,
 )
 from .._backend import Backend
+from .._checks import check_like_array, result_of
 from ..masks import Mask, Positions
 from ..random import Dropout, kept_at
 
@@ -201,3 +209,40 @@ def unfold_group(x: Array, group: Any, /, *, xp: Namespace) -> Array:
 def repeat_kv(x: Array, group: Any, /, *, xp: Namespace) -> Array:
     """Repeat every key/value head for the query heads that share it, in order: 0, 0, 1, 1 and so on."""
     return x if isinstance(group, int) and group == 1 else xp.repeat(x, group, axis=-3)
+
+
+def modify_scores(
+    scores: Array,
+    softcap: float | Array | None,
+    score_mod: Callable[..., Array] | None,
+    at: Positions | None,
+    allowed: Array | None = None,
+    *,
+    xp: Namespace,
+) -> Array:
+    r"""Scores after the cap, :math:`c \tanh(s / c)`, and after a function of score and positions.
+
+    What is not allowed becomes 0 first: an infinity there would reach their gradients.
+    """
+    scores = scores if allowed is None else xp.where(allowed, scores, 0.0)
+    if softcap is not None:
+        softcap = number_like(softcap, scores, xp)
+        scores = xp.multiply(xp.tanh(xp.divide(scores, softcap)), softcap)
+    if score_mod is None:
+        return scores
+    new = result_of("score_mod", score_mod, scores, *at)  # type: ignore[misc]
+    check_like_array("the result of score_mod", new, "its scores", scores)
+    return xp.add(new, 0.0)  # a copy, over which exponentials may be written
+
+
+def allowed_by(mask: Mask | Array | None, bias: Array | None, at: Positions | None, xp: Namespace) -> Array | None:
+    """Where attention is allowed: by the mask, and by a bias that is not -inf; ``None`` for everywhere."""
+    if isinstance(mask, Mask):
+        assert at is not None
+        mask = mask.allowed(at, xp=xp)
+    elif mask is not None and not len(mask.shape):
+        mask = xp.reshape(mask, (1,))
+    if bias is None:
+        return mask
+    admitted = xp.not_equal(bias if len(bias.shape) else xp.reshape(bias, (1,)), -math.inf)
+    return admitted if mask is None else xp.logical_and(mask, admitted)

@@ -239,12 +239,13 @@ def find_cut(call: Call) -> KeyCut | None:
     if call.backend.loops.traced and is_concrete(call.query):
         return None
     bands = _bands(call)
-    found = None if bands is None else _cut(call, bands)
+    found = None if bands is None else cut_of(call, bands)
     saves = found is not None and (found.mask is None or found.stop - found.first < call.key.shape[-2])
     return found if saves else None
 
 
-def _cut(call: Call, bands: list[Band]) -> KeyCut:
+def cut_of(call: Call, bands: list[Band]) -> KeyCut:
+    """The keys that bands of all samples, or of each, leave."""
     of_queries, start = call.starts
     ranges = [_keys_of(band, call) for band in bands]
     first, stop = min(each.first for each in ranges), max(each.stop for each in ranges)
@@ -278,7 +279,7 @@ def sample_cuts(call: Call) -> list[KeyCut] | None:
     bands = _bands(call)
     if bands is None or not all(band.is_exact for band in bands):
         return None
-    return [_cut(call, [band]) for band in bands]
+    return [cut_of(call, [band]) for band in bands]
 
 
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:
@@ -308,5 +309,9 @@ def cuts_that_save(call: Call) -> list[KeyCut] | None:
 
 
 def keys_within_reach(call: Call) -> KeyCut | None:
-    """The cut of a call, unless it has as many keys as queries: of these, blocks leave out what is masked."""
-    return None if call.mask is None or call.query.shape[-2] == call.key.shape[-2] else find_cut(call)
+    """The cut of a call, unless it has as many keys as queries: of these, blocks leave out what is masked.
+
+    Reproducible arithmetic has blocks alone.
+    """
+    is_square = call.query.shape[-2] == call.key.shape[-2]
+    return None if call.mask is None or is_square or call.arithmetic == "reproducible" else find_cut(call)

@@ -1,6 +1,6 @@
 """The ways to compute attention, in the order in which they are asked, and which of them a call takes.
 
-`run_call` takes the first way whose verdict is open and that nothing makes slower; `explanation` prints what it walks.
+`run_call` takes the first way whose verdict is open and that nothing makes slower; `explain` tells what it walks.
 A verdict of the ways written here reads no query, key or value.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._arithmetic import ARITHMETICS, fan_out
 from .._arrays import Array, sizes, upcast
@@ -16,20 +16,13 @@ from .._backend import backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from .blocks.forward import blockwise, lasting_grid
+from .blocks.forward import blockwise, lasting_grid, query_chunks
 from .blocks.grid import Grid
 from .call import Call, Result, group_size, has_no_pairs, is_listed
-from .definition import guarded_dense, guarded_scores
+from .dense import guarded_dense, guarded_scores
 from .facts import Facts, folds_groups, lasting_facts
 from .kernels import OPEN, Kernel, Verdict, Way
-from .parts import (
-    KeyCut,
-    cuts_that_save,
-    has_few_queries,
-    keys_within_reach,
-    sample_calls,
-    with_cut,
-)
+from .parts import KeyCut, cuts_that_save, has_few_queries, keys_within_reach, sample_calls, with_cut
 from .reproducible.forward import reproducible_attention
 from .reproducible.matrices import reproducible_scores, reproducible_weights
 from .softmax import merge_logsumexps, with_remainder
@@ -161,17 +154,12 @@ def run_call(whole: Call, implementation: str, *, weights: bool = False, logsume
     What is returned besides the output does not decide how that is computed. If a way cannot give it, it is computed
     by another, or refused if the way was asked for by name.
     """
-    inside = logsumexp or whole.sinks is not None
-    if whole.arithmetic == "reproducible":
-        if weights and implementation == "blockwise":
-            raise _no_weights(implementation)
-        return REPRODUCIBLE.run(whole, logsumexp=inside, weights=weights)
-    call = with_cut(whole, keys_within_reach(whole))
+    inside, call = logsumexp or whole.sinks is not None, with_cut(whole, keys_within_reach(whole))
     if implementation == "auto":
         way = taken_way(call)
     else:
         way = _named(call, implementation, weights=weights, logsumexp=inside)
-    if way is not DENSE and has_no_elements(call):  # by whose sizes a kernel may divide, and of which are no blocks
+    if way is not REPRODUCIBLE and has_no_elements(call):  # by whose sizes kernels divide, and of which are no blocks
         way = DENSE
     result = way.run(call, logsumexp=inside, weights=weights and call.key is whole.key)
     if inside and result.logsumexp is None:
@@ -185,7 +173,12 @@ def run_call(whole: Call, implementation: str, *, weights: bool = False, logsume
 def _named(call: Call, name: str, *, weights: bool, logsumexp: bool) -> Way:
     """The way of a name, or an error that says why there is none."""
     if weights and name != "dense":
-        raise _no_weights(name)
+        raise ValueError(
+            f"expected no return_weights with implementation={name!r}, as weights have the size that it avoids;"
+            " got True: implementation='dense' returns them"
+        )
+    if call.arithmetic == "reproducible":
+        return REPRODUCIBLE
     if name in ("dense", "blockwise"):
         return DENSE if name == "dense" else BLOCKS
     if name == "fused" and logsumexp:
@@ -209,13 +202,6 @@ def _no_logsumexp(implementation: str, reason: str) -> ValueError:
     return ValueError(
         f"expected no return_logsumexp and no sinks with implementation={implementation!r}, as {reason};"
         " got True: implementation='blockwise' returns it"
-    )
-
-
-def _no_weights(implementation: str) -> ValueError:
-    return ValueError(
-        f"expected no return_weights with implementation={implementation!r}, as weights have the size that it"
-        " avoids; got True: implementation='dense' returns them"
     )
 
 
@@ -293,3 +279,91 @@ def _is_dense_costly(call: Call, rows: int, columns: int) -> bool:
         return True
     group = group_size(call.query, call.key, call.xp)
     return 4 * rows <= columns and not (isinstance(group, int) and group == 1) and not folds_groups(call, group)
+
+
+class Candidate(NamedTuple):
+    """One way to run a call.
+
+    Attributes
+    ----------
+    name : str
+        ``"dense"``, ``"blockwise"`` or ``"fused"``; with shards that of a strategy.
+    kernel : str or None
+        The fused kernel, by the name its library has for it; ``implementation=`` takes this name, too.
+    refusal : str or None
+        Why this way is not open to the call, or ``None`` where it is.
+    slower : str or None
+        Why it is not taken although it is open, or ``None`` where it is taken or refused.
+    """
+
+    name: str
+    kernel: str | None
+    refusal: str | None
+    slower: str | None = None
+
+
+class Explanation(NamedTuple):
+    """Which implementation a call takes, and why.
+
+    Attributes
+    ----------
+    chosen : str
+    reason : str
+    candidates : tuple of Candidate
+    notes : tuple of str
+        What is computed besides, and other ways that are decided when a program runs.
+    """
+
+    chosen: str
+    reason: str
+    candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.chosen}: {self.reason}"]
+        for name, kernel, refusal, slower in self.candidates:
+            label = name if kernel is None else f"{name} ({kernel})"
+            if refusal is not None:
+                lines.append(f"  {label}: refused: {refusal}")
+            elif slower is not None:
+                lines.append(f"  {label}: not taken: {slower}")
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
+    """What `run_call` walks, in words."""
+    notes = ["assume_finite: no value is looked at, and a masked NaN may leak"] if call.assume_finite else []
+    is_exact, call = call.arithmetic == "reproducible", with_cut(call, keys_within_reach(call))
+    rows = list(walk(call))
+    taken = next(way for way, verdict in rows if is_taken(way, verdict, call))
+    if weights and not is_exact:
+        notes.append("return_weights: the dense form computes the weights")
+    if isinstance(taken, Dense) and taken.cuts is not None:
+        notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
+    if logsumexp and not taken.has_logsumexp(call):
+        notes.append(f"return_logsumexp: computed separately, {logsumexp_way(call).kind}")
+    if chunks := not is_exact and query_chunks(call):
+        notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
+    rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last
+    candidates = [
+        Candidate(
+            way.kind,
+            way.name if isinstance(way, Kernel) else None,
+            verdict.refusal,
+            None if verdict.refusal is not None else _slower(way, verdict, taken, call),
+        )
+        for way, verdict in rows
+    ]
+    if not call.backend.kernels:
+        refusal = f"{library_name(call.xp)} has no fused kernel that is known here"
+        candidates.insert(0, Candidate("fused", None, refusal))
+    return Explanation(taken.kind, taken.reason, tuple(candidates), tuple(notes))
+
+
+def _slower(way: Way, verdict: Verdict, taken: Way, call: Call) -> str | None:
+    """Why a way is not taken, or ``None`` where it is."""
+    if way is taken:
+        return None
+    if verdict == OPEN and not is_taken(way, verdict, call):
+        return "returns no logsumexp here, which sinks need"
+    return verdict.slower or f"{taken.kind} comes first"

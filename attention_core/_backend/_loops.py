@@ -24,8 +24,6 @@ class Loops:
     ----------
     traced : bool
         Whether a body is traced once for all indices. Then all blocks have the same size, and no value can be read.
-    log_base : float
-        The logarithm of e to the base of `exp_scaled`: 1 for base e, log2(e) for base 2.
     takes_out : bool
         Whether functions of the namespace take ``out=``.
     softmax : callable or None
@@ -35,7 +33,6 @@ class Loops:
     """
 
     traced = False
-    log_base = 1.0
     takes_out = False
     softmax: Callable[[Array], Array] | None = None
     threads: Any = None
@@ -46,10 +43,6 @@ class Loops:
     def exp_difference(self, x: Array, y: Array) -> Array:
         """Return ``exp(x - y)``, by default in two steps. It may overwrite ``x``, which is not used again."""
         return self.xp.exp(self.xp.subtract(x, y))
-
-    def exp_scaled(self, x: Array) -> Array:
-        """Return ``exp(x / log_base)``, by default to the base e. It may overwrite ``x``, which is not used again."""
-        return self.xp.exp(x)
 
     def inplace(self, function: Callable[..., Array], x: Array, *others: Array | float) -> Array:
         """Return ``function(x, *others)``. It may overwrite ``x``, which is not used again: by default by ``out=``.

@@ -9,10 +9,9 @@ from .._arithmetic import ARITHMETICS, check_arithmetic, check_width, fan_out
 from .._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from .._attention.call import Attention, Call, has_no_pairs
 from .._attention.config import CONTEXTS, assumes_finite, record
-from .._attention.explanation import Explanation, explain
 from .._attention.memo import Known, output_of, prepare
 from .._attention.shards.strategies import Sharded, explain_shards, taken_strategy
-from .._attention.ways import all_scores, check_implementation, run_call
+from .._attention.ways import Explanation, all_scores, check_implementation, explain, run_call
 from .._backend import backend_for, common_namespace, may_be_step, with_autocast
 from .._checks import (
     check_arity,

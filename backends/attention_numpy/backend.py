@@ -28,10 +28,6 @@ class NumpyLoops(Loops):
         np.subtract(x, y, out=x)
         return np.exp(x, out=x)
 
-    def exp_scaled(self, x: Array) -> Array:
-        """The exponential, in the memory of its argument."""
-        return np.exp(x, out=x)
-
     def norm(self, x: Array) -> Array:
         return np.sqrt(np.vecdot(x, x))
 

@@ -7,7 +7,7 @@ import pytest
 from backend_helpers import Pair, assert_same_bits, floats, run
 
 from attention_core import explain_attention, scaled_dot_product_attention
-from attention_core._attention.definition import guarded_dense
+from attention_core._attention.dense import guarded_dense
 from attention_core.backend import Kernel, Verdict, get_backend
 
 # PyTorch compiles, and differentiates forward, by parts of its own that it calls deprecated.

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention.call import Call, score_positions
-from attention_core._attention.scores import allowed_by
+from attention_core._attention.call import Call, allowed_by, score_positions
 from attention_core.masks import Given, Spans, is_top_left_causal
 from attention_core.masks._band import LIMIT, Band
 from attention_core.masks._rules import rule_of

@@ -11,10 +11,9 @@ import pytest
 from call_table import Sizes, options_of
 
 import attention_core as ac
-from attention_core._attention.blocks import forward as _forward, query_chunks as _chunks
+from attention_core._attention.blocks import forward as _forward
 from attention_core._attention.blocks.plan import make_plan, unpack
 from attention_core._attention.call import Call
-from attention_core._attention.parts import Run
 from attention_core.masks import And, Not
 
 attention = ac.scaled_dot_product_attention
@@ -31,7 +30,7 @@ def mask_of(name):
 @pytest.fixture
 def chunks(backend, monkeypatch):
     """The chunks of each call while a graph is made."""
-    found = []
+    found, chunks_of = [], _forward.query_chunks
     monkeypatch.setattr(
         backend,
         "tuning",
@@ -39,7 +38,7 @@ def chunks(backend, monkeypatch):
     )
 
     def recorded(*arguments):
-        found.append(_chunks.query_chunks(*arguments))
+        found.append(chunks_of(*arguments))
         return found[-1]
 
     monkeypatch.setattr(_forward, "query_chunks", recorded)
@@ -74,9 +73,9 @@ def lent(backend):
 
 
 def cut(backend, arrays, mask, starts=(0, 0)):
-    """What `attend_query_chunks` takes: a call, and its chunks."""
+    """What `attend_query_chunks` takes: parts of a call."""
     call = unpack(*make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts)), backend)
-    return call, _chunks.query_chunks(call)
+    return _forward.query_chunks(call)
 
 
 @pytest.mark.needs(lambda backend: backend.name not in ("torch", "jax"))  # which have no use for chunks
@@ -84,10 +83,10 @@ def cut(backend, arrays, mask, starts=(0, 0)):
 def test_chunks_on_any_library(name, starts, backend, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": mask_of(name)}
     arrays = backend.from_numpy(qkv(rng))
-    call, chunks = cut(lent(backend), arrays, mask_of(name), starts)
+    chunks = cut(lent(backend), arrays, mask_of(name), starts)
     assert len(chunks) == 3
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp, _ = backend.to_numpy(_chunks.attend_query_chunks(call, chunks))
+        output, logsumexp, _ = backend.to_numpy(_forward.attend_query_chunks(chunks))
     expected, normalizer, _ = backend.to_numpy(
         tuple(ac.pieces.partial_attention(*arrays, **options, implementation="dense"))
     )
@@ -105,12 +104,13 @@ class EvenQueries(ac.Causal):
 
 @pytest.mark.parametrize("mask", [And(ac.Causal(), ac.KeyLengths(7)), EvenQueries(), Not(ac.Causal())])
 def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, backend, rng):
-    assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask)[-1] == []
+    assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask) == []
 
 
 def test_a_query_chunk_has_only_the_keys_within_reach(backend, rng):
-    chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(left=2, right=1))[-1]
-    assert chunks == [(Run(0, 4), Run(0, 5)), (Run(4, 4), Run(2, 7)), (Run(8, 3), Run(6, 6))]
+    chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(left=2, right=1))
+    sizes = [(*part.starts, part.query.shape[-2], part.key.shape[-2]) for part in chunks]
+    assert sizes == [(0, 0, 4, 5), (4, 2, 4, 7), (8, 6, 3, 6)]
 
 
 @pytest.mark.needs("fused softmax")
@@ -181,8 +181,8 @@ def test_chunks_are_no_more_and_hold_no_more_than_is_good(backend, chunks, rng, 
         return len(chunks[0])
 
     assert attend(40) == 10
-    monkeypatch.setattr(_chunks, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(_forward, "MAX_CHUNKS", 3)
     assert attend(40) == 3
-    monkeypatch.setattr(_chunks, "MAX_SCORE_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
+    monkeypatch.setattr(_forward, "MAX_SCORE_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
     assert attend(40) == 3
     assert attend(41) == 0

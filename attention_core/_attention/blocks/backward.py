@@ -26,12 +26,10 @@ from typing import Any, NamedTuple
 from ..._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
 from ..._backend import Backend, can_be_read
 from ..call import Call
-from ..finite import is_clean
-from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad
-from .nonfinite import zero_unless_finite
-from .plan import Plan, block_tuning, pack, unpack, with_value_facts
-from .scores import ScoreBlock, modified_scores, score_block, score_variables
-from .visits import make_visits, visit_blocks
+from ..facts import is_clean
+from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad, zero_unless_finite
+from .plan import Plan, block_tuning, pack, unpack
+from .visits import ScoreBlock, make_visits, modified_scores, score_block, score_variables, visit_blocks
 
 
 def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
@@ -39,8 +37,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
 
     Nothing depends on the third result, the remainder of the logsumexp, but this.
     """
-    plan, call = with_value_facts(plan, arrays, backend), unpack(plan, arrays, backend)
-    queries, keys = plan.block_sizes
+    call, (queries, keys) = unpack(plan, arrays, backend), plan.block_sizes
     plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)))
     if not call.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
         gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
@@ -76,13 +73,10 @@ class RowArrays(NamedTuple):
 def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tuple[Array, Array, Array]) -> RowArrays:
     xp, (output, logsumexp, remainder), (d_output, d_logsumexp, _) = grid.xp, results, cotangents
     delta = xp.expand_dims(xp.subtract(xp.vecdot(d_output, output), d_logsumexp), axis=-1)
-    if not grid.plan.exp_without_max:  # without a maximum, nothing is taken
-        factor = xp.expand_dims(xp.exp(xp.negative(remainder)), axis=-1)
-        d_output, delta = xp.multiply(d_output, factor), xp.multiply(delta, factor)
+    factor = xp.expand_dims(xp.exp(xp.negative(remainder)), axis=-1)
+    d_output, delta = xp.multiply(d_output, factor), xp.multiply(delta, factor)
     logsumexp = xp.where(xp.equal(logsumexp, -math.inf), 0.0, logsumexp)  # -inf - -inf would be NaN
     logsumexp = xp.expand_dims(logsumexp, axis=-1)
-    if not grid.loops.traced:
-        return RowArrays(d_output, delta, logsumexp)
     amount = shape(grid.call.query, xp=xp)[-2] - grid.lengths[0]
     # Rows that only fill up a block have no weights, whatever their scores.
     return RowArrays(
@@ -182,7 +176,7 @@ def _through_modification(grid: Grid, block: ScoreBlock, d_scores: Array, d_vari
     def modified(raw: Array, *variables: Array) -> Array:
         return modified_scores(grid, raw, variables, block.at)
 
-    _, pullback = grid.backend.vjp(modified, block.raw, *score_variables(grid.call))
+    _, pullback = grid.call.backend.vjp(modified, block.raw, *score_variables(grid.call))
     d_raw, *more = pullback(d_scores)
     d_raw = xp.where(xp.equal(d_scores, 0.0), 0.0, d_raw)  # even where the modification has no finite derivative
     return d_raw, tuple(map(xp.add, d_variables, upcast(tuple(more), xp=xp)))

@@ -10,6 +10,9 @@ and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scor
 subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass. Where m is large, that is
 all of :math:`\log z`.
 
+NaN and infinities that are attended to show, and masked ones do not. Where a library has a softmax that makes one pass
+over the scores, a few queries at a time take all of their keys by the definition: in *query chunks*.
+
 References
 ----------
 M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018. T. Dao, "FlashAttention-2", 2023.
@@ -19,30 +22,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Arrays, scalar_like, shape, zeros_with
+from ..._arrays import Array, Arrays, dtype_name, scalar_like, shape, zeros_with
 from ..._backend import Backend, Operation, can_be_read, register
+from ...masks._band import ALL
+from ...masks._mask import band_of, bounds_of
 from ..call import Call, upcast_call
-from ..facts import MAX_KEPT
-from ..finite import repaired_unless_clean
+from ..dense import dense
+from ..facts import MAX_KEPT, average_of_columns, facts_of, repaired_unless_clean, value_columns
+from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
 from .grid import Grid, Sample, make_grid, matmul_per_group
-from .nonfinite import with_nonfinite_values
-from .plan import (
-    Plan,
-    block_tuning,
-    in_five_axes,
-    lasts,
-    make_plan,
-    unpack,
-    with_value_facts,
-)
-from .query_chunks import attend_query_chunks, query_chunks
-from .scores import ScoreBlock, score_block
-from .visits import make_visits, visit_blocks
+from .plan import Plan, block_tuning, in_five_axes, lasts, make_plan, unpack
+from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
+
+MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
+NORM_LIMIT = 1e15  # of norms, and of values
 
 
 def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array]:
@@ -55,10 +53,9 @@ def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array
         output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     else:
         arrays, *_ = in_five_axes(call)
-        plan = with_value_facts(grid.plan, arrays, call.backend, have_values=True)
         whole = grid.call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
         cache = grid.cache if grid.cache is None or math.prod(grid.lengths) <= MAX_KEPT else {}
-        output, logsumexp, remainder = _results(grid._replace(plan=plan, call=whole, cache=cache), tuple)
+        output, logsumexp, remainder = _results(grid._replace(call=whole, cache=cache), tuple)
     *dims, _ = shape(call.query, xp=xp)
     output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
     return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
@@ -75,7 +72,6 @@ def lasting_grid(call: Call) -> Grid | None:
     plan, arrays = make_plan(upcast_call(call))
     if len(arrays) > 3:
         return None
-    plan = plan._replace(exp_without_max=None, all_finite=bool(call.assume_finite) or not plan.may_mask)
     grid = _forward_grid(plan, unpack(plan, arrays, backend))
     return grid._replace(call=grid.call._replace(query=None, key=None, value=None))
 
@@ -93,7 +89,6 @@ def _forward_grid(plan: Plan, call: Call) -> Grid:
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and what is to be added to that to make it exact."""
-    plan = with_value_facts(plan, arrays, backend)
     call = unpack(plan, arrays, backend)
 
     def of_blocks() -> Any:
@@ -102,11 +97,13 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     chunks = query_chunks(call)
     if not chunks:
         return of_blocks()  # type: ignore[no-any-return]
-    return repaired_unless_clean(attend_query_chunks(call, chunks), of_blocks, backend.loops)  # type: ignore[no-any-return]
+    return repaired_unless_clean(attend_query_chunks(chunks), of_blocks, backend.loops)  # type: ignore[no-any-return]
 
 
 def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:
     """The results of a grid, whose values may not be finite."""
+    if scores_are_small(grid):
+        return _grid_results(grid._replace(plan=grid.plan._replace(all_finite=True), exp_without_max=True))
     return _grid_results(grid) if grid.plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
 
@@ -119,12 +116,37 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     return output, logsumexp, remainder
 
 
+def scores_are_small(grid: Grid) -> bool:
+    r"""Whether exponentials of scores can be taken as they are, without a maximum, and averaged by.
+
+    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
+
+    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
+    far from both ends of float32. Libraries that differentiate are not asked, as it pays little there.
+    """
+    call, xp, norm = grid.call, grid.xp, grid.loops.norm
+    is_product = not grid.changes_scores and call.bias is None
+    if not (grid.work and is_product) or call.backend.differentiates or call.assume_finite:
+        return False
+    norms, magnitudes = (xp.max(norm(call.query), axis=(2, 3)), xp.max(norm(call.key), axis=2)), xp.abs(call.value)
+    bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
+    fit = xp.all(xp.less(bounds, MAX_PLAIN_SCORE))
+    for each in (*norms, magnitudes):
+        fit = xp.logical_and(fit, xp.less(xp.max(each), NORM_LIMIT))
+    smallest = xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes))
+    return bool(xp.logical_and(fit, xp.greater(smallest, 1 / NORM_LIMIT)))
+
+
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    attend = functools.partial(_attend_sample, grid)
-    outputs, numbers = grid.for_each_sample(attend, grid.row_stacks(grid.width, 2))
-    output, rows = grid.concat_blocks((outputs, numbers), 0)
+    output, rows = for_each_rows(grid, functools.partial(_split, grid), _attend, grid.row_stacks(grid.width, 2))
     return output, rows[..., 0], rows[..., 1]
+
+
+def _split(grid: Grid, sample: Sample) -> Arrays:
+    """The blocks of queries, keys and values of a sample."""
+    split, (num_rows, num_keys) = grid.loops.split, grid.sizes
+    return split(sample.query, num_rows), split(sample.key, num_keys), split(sample.value, num_keys, grid.value_part)
 
 
 class Running(NamedTuple):
@@ -136,45 +158,31 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend_sample(grid: Grid, index: Any, stacks: Any) -> Any:
-    """Attention of one sample of the batch: outputs and logsumexps of one block of queries after the other."""
-    xp, loops, sample, (num_rows, num_keys) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
-    queries, keys = loops.split(sample.query, num_rows), loops.split(sample.key, num_keys)
-    blocks = keys, loops.split(sample.value, num_keys, grid.value_part)
-
-    def attend(i: Any, stacks: Any) -> Any:
-        rows = loops.block_at(queries, i)
-        if grid.plan.exp_without_max:
-            rows = xp.multiply(rows, loops.log_base)
-        absorb = functools.partial(_absorb, grid, sample, blocks, rows, i)
-        if grid.is_one_block:
-            state = absorb(grid.may_mask, 0, None)
-        else:
-            empty = _empty_state(grid, rows) if loops.traced else None
-            state = visit_blocks(grid, sample.index, i, absorb, state=empty)
-        found = _finish(grid, _empty_state(grid, rows) if state is None else state)
-        position = index * grid.counts[0] + i
-        return tuple([loops.add_block(stack, position, x) for stack, x in zip(stacks, found, strict=True)])
-
-    return loops.for_each(grid.counts[0], attend, stacks, grid.work)
+def _attend(rows: QueryRows, blocks: Arrays) -> tuple[Array, Array]:
+    """Output, logsumexp and remainder of a block of queries."""
+    grid, queries, *of_keys = rows.grid, *blocks
+    query = grid.loops.block_at(queries, rows.i)
+    empty = _empty_state(grid, query) if grid.loops.traced and not grid.is_one_block else None
+    state = rows.visit(functools.partial(_absorb, rows, query, of_keys), empty)
+    return _finish(grid, _empty_state(grid, query) if state is None else state)
 
 
 def _absorb(
-    grid: Grid, sample: Sample, blocks: Arrays, rows: Array, i: Any, masked: bool, j: Any, state: Running | None
+    rows: QueryRows, query: Array, of_keys: Sequence[Any], masked: bool, j: Any, state: Running | None
 ) -> Running:
     """The running sums after one more block of keys."""
-    plan, xp, loops = grid.plan, grid.xp, grid.loops
-    keys, values = [loops.block_at(x, j) for x in blocks]
-    block = score_block(grid, sample, rows, xp.matrix_transpose(keys), i=i, j=j, masked=masked)
-    if plan.exp_without_max:
-        new_max, exponentials = None, loops.exp_scaled(block.scores)
+    grid, xp, loops = rows.grid, rows.grid.xp, rows.grid.loops
+    keys, values = loops.block_at(of_keys[0], j), loops.block_at(of_keys[1], j)
+    block = score_block(grid, rows.sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
+    if grid.exp_without_max:
+        new_max, exponentials = None, loops.inplace(xp.exp, block.scores)
     else:
-        before = scalar_like(_lowest(rows, xp), rows, xp) if state is None else state.row_max
+        before = scalar_like(_lowest(query, xp), query, xp) if state is None else state.row_max
         new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
-    has_key = _has_key(grid, block, total, i, j=j) if plan.may_mask else None
+    has_key = _has_key(grid, block, total, rows.i, j=j) if grid.plan.may_mask else None
     weighted_sum = matmul_per_group(weights, values, xp)
     if state is None:
         return Running(weighted_sum, total, new_max, has_key)
@@ -213,7 +221,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
     return Running(
         zeros_with(rows, *dims, grid.width, xp=xp),
         total,
-        None if grid.plan.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
+        None if grid.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
         xp.zeros_like(total, dtype=xp.bool) if grid.plan.may_mask else None,
     )
 
@@ -230,3 +238,94 @@ def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))
+
+
+def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: Callable[[], Arrays]) -> Arrays:
+    """The results of ``average(grid)``, which averages the values of a grid, for values that may not be finite.
+
+    A non-finite value that is attended to appears in the output, whatever its weight. A host runs, looks at the result,
+    and repairs it. A traced loop adds two passes where there is such a value: they average indicators, one of inf or
+    NaN, one of -inf or NaN. It holds all passes, as it is traced once. An accelerator is not asked.
+    """
+    xp, loops = grid.xp, grid.loops
+    if loops.traced:
+        infinite = xp.astype(xp.logical_not(xp.isfinite(xp.sum(grid.call.value))), xp.int32)
+        infinite = infinite if grid.ranks is None else grid.ranks.largest(infinite)
+        num_passes = xp.add(xp.multiply(infinite, 2), 1)
+        return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
+    repair = functools.partial(_of_columns, grid, average)
+    if not can_be_read(grid.call.value):
+        return repair()
+    grid = grid._replace(plan=grid.plan._replace(all_finite=True))
+    if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
+        finite = xp.isfinite(grid.call.value)
+        if grid.ranks is None and bool(xp.all(finite)):  # ranks look at results, which are those of all
+            return average(grid)
+        key = xp.where(xp.all(finite, axis=-1, keepdims=True), grid.call.key, math.nan)
+        grid = grid._replace(call=grid.call._replace(key=key, value=xp.where(finite, grid.call.value, 0.0)))
+    results = average(grid)
+    return repaired_unless_clean(results, repair, loops)  # type: ignore[no-any-return]
+
+
+def _of_columns(grid: Grid, average: Any) -> Arrays:
+    """The results by one pass over finite values and both indicators, side by side."""
+    columns = value_columns(grid.call.value, xp=grid.xp)
+    grid = grid._replace(call=grid.call._replace(value=columns), width=shape(columns, xp=grid.xp)[-1])
+    averages, *rest = average(grid)
+    return average_of_columns(averages, grid.xp), *rest
+
+
+def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
+    """Pass 0 averages finite values; pass 1 adds attended inf to the output, and pass 2 attended -inf."""
+    xp, before = grid.xp, results[0]
+    is_first, infinity = xp.equal(number, 0), xp.multiply(xp.astype(3 - 2 * number, before.dtype), math.inf)
+
+    def part_of(block: Array) -> Array:
+        is_indicated = xp.logical_or(xp.isnan(block), xp.equal(block, xp.astype(infinity, block.dtype)))
+        return xp.where(is_first, grid.finite_or_zero(block), xp.astype(is_indicated, block.dtype))
+
+    found, *rest = average(grid._replace(value_part=part_of))
+    attended = xp.greater(found, 0.0)
+    both = xp.logical_and(attended, xp.equal(before, xp.negative(infinity)))
+    after = xp.where(both, math.nan, xp.add(before, xp.where(attended, infinity, xp.zeros_like(found))))
+    return xp.where(is_first, found, after), *rest  # nan of one sign, where a processor gives inf - inf another
+
+
+MAX_CHUNKS = 16  # each is a part of the program
+MAX_SCORE_BYTES = 2**27  # of the scores of all chunks, which a library may compute side by side
+
+
+def query_chunks(call: Call) -> list[Call]:
+    """Parts of a call, each with some queries and the keys that one of them may attend to; none if it is for no chunks.
+
+    Its mask looks at ``key - query`` alone.
+    """
+    (query, key), min_queries, band = call[:2], call.backend.tuning.query_chunk, band_of(call.mask)
+    sizes = (*query.shape, *key.shape, *call.value.shape, *call.starts)
+    is_plain = call.bias is None and call.softcap is None and call.score_mod is None and call.dropout is None
+    if call.backend.loops.softmax is None or not (min_queries and is_plain and bounds_of(call.mask).is_relative):
+        return []
+    if band == ALL or 0 in sizes[:-2] or not all(isinstance(size, int) for size in sizes):
+        return []
+    length, size = query.shape[-2], max(min_queries, -(-query.shape[-2] // MAX_CHUNKS))
+    parts = [cut(call, rows=Run(first, min(size, length - first))) for first in range(0, length, size)]
+    parts = [with_cut(part, cut_of(part, [band])) for part in parts]
+    num_scores = sum(math.prod(part.query.shape[:-1]) * part.key.shape[-2] for part in parts)
+    itemsize = 8 if dtype_name(query.dtype) == "float64" else 4
+    return parts if num_scores * itemsize <= MAX_SCORE_BYTES else []
+
+
+def attend_query_chunks(parts: list[Call]) -> Any:
+    """The results of `forward` of parts of a call of five axes, where neither scores nor averages overflow."""
+    xp, (batch, heads, group, _, width) = parts[0].xp, parts[0].query.shape
+    queries = [xp.reshape(part.query, (batch, heads * group, part.query.shape[-2], width)) for part in parts]
+    pairs = zip(parts, queries, strict=True)
+    parts = [part._replace(query=query, scale=1.0, assume_finite=True) for part, query in pairs]
+    found = [dense(part, facts_of(part), weights=False) for part in parts]
+
+    def join(arrays: list[Array]) -> Array:
+        joined = xp.concat(arrays, axis=2)  # the axis of queries
+        return xp.reshape(joined, (batch, heads, group, *joined.shape[2:]))
+
+    output, _, *numbers = map(list, zip(*found, strict=True))
+    return join(output), *map(join, numbers)

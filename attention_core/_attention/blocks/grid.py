@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Namespace, on_device_of, positions, shape
-from ..._backend import Backend, Loops, Ranks, ranks_of, runs_at_once
+from ..._backend import Loops, Ranks, ranks_of, runs_at_once
 from ..._trees import leaves
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
@@ -28,6 +28,7 @@ class Sample(NamedTuple):
     value: Array  # (G, N, E)
     bias: Array | None
     rule: Any
+    at: Positions | None  # of all of its scores (G, R, M, N)
 
 
 class Grid(NamedTuple):
@@ -35,7 +36,6 @@ class Grid(NamedTuple):
 
     plan: Plan
     call: Call  # in five axes, see `plan.make_plan`
-    backend: Backend
     xp: Namespace
     loops: Loops
     sizes: tuple[int, int]  # queries and keys of a block
@@ -50,14 +50,16 @@ class Grid(NamedTuple):
     changes_scores: bool  # whether there is a softcap or a score modification
     is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
     work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 if not computed on the host at once
+    at: Positions | None  # of all scores (B, G, R, M, N), if a rule, a function of scores or dropout asks
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     visits: Any = None  # `Visits`, once they are known
+    exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
 
     @property
     def ranks(self) -> Ranks | None:
         """The ranks that share the keys, if any do: what one of them knows of its values, the others do not."""
-        return None if self.plan.num_queries is not None else ranks_of(self.backend, self.plan.group)
+        return None if self.plan.num_queries is not None else ranks_of(self.call.backend, self.plan.group)
 
     def for_each_sample(self, body: Callable[[Any, Any], Any], state: Any, *, is_shared: bool = False) -> Any:
         """Run a body for each round; in turn, if they add to the same sums."""
@@ -76,10 +78,13 @@ class Grid(NamedTuple):
         rule: Any = call.mask
         rule = with_arrays(rule, part) if self.varies else rule
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
-        query, key, value = [self.loops.block_at(x, b) for x in call[:3]]
+        query, key, value = map(self.loops.block_at, call[:3], (b, b, b))
         if g is not None:
             query, key, value = [self.xp.expand_dims(self.loops.block_at(x, g), axis=0) for x in (query, key, value)]
-        return Sample(b, g, query, key, value, bias=bias, rule=rule)
+        at = self.at
+        if at is not None:
+            at = at._replace(batch=self.loops.block_at(at.batch, b), head=self.part_of(at.head, b, g))
+        return Sample(b, g, query, key, value, bias=bias, rule=rule, at=at)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
@@ -98,43 +103,20 @@ class Grid(NamedTuple):
             self.cache[key] = compute()
         return self.cache[key]
 
-    def absolute(self, side: int, counted: Array) -> Array:
-        """The positions of queries or keys that are counted from 0; what only fills up the last block has the last."""
-        xp, size, count, length = self.xp, self.sizes[side], self.counts[side], self.lengths[side]
-        if not (isinstance(length, int) and size * count == length):
-            counted = xp.minimum(counted, xp.add(xp.zeros_like(counted), length - 1))
-        return counted_from(self.call.starts[side], counted, xp)
-
     def spans(self, side: int) -> Spans:
         """The positions of all blocks of one side: of queries as a column, of keys as a row."""
         xp, size, count = self.xp, self.sizes[side], self.counts[side]
-        if is_listed(self.call.starts[side]):
-            at = self.absolute(side, positions(count * size, self.call.query, xp=xp))
-            at = xp.reshape(at, (count, size))
-            first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
-        else:
-            counted = xp.multiply(positions(count, self.call.query, xp=xp), size)
-            first, last = (self.absolute(side, x) for x in (counted, xp.add(counted, size - 1)))
+        at = xp.reshape(_places(self.call, side, self.lengths[side], count * size), (count, size))
+        first, last = xp.min(at, axis=-1), xp.max(at, axis=-1)
         if side == 0:
             first, last = xp.expand_dims(first, axis=-1), xp.expand_dims(last, axis=-1)
         return Spans(first, last, size)
 
-    def positions(self, sample: Sample, i: Any, j: Any, scores: Array) -> Positions:
-        """Where the scores (G, R, m, n) of a block stand."""
-        xp, like = self.xp, sample.query
-        num_kv_heads, group, *lengths = shape(scores, xp=xp)
-        heads = positions(num_kv_heads * group, like, xp=xp)
-        if sample.head is not None:
-            heads = xp.add(heads, sample.head * group)
-        heads = counted_from(self.call.whole.head, heads, xp)
-        counted = [positions(length, like, xp=xp) for length in lengths]
-        query, key = [
-            self.absolute(side, xp.add(counted[side], first * self.sizes[side]))
-            for side, first in enumerate(_first_blocks(i, j))
-        ]
-        batch = xp.add(xp.zeros((), dtype=xp.int32, **on_device_of(like)), sample.index)
-        batch = counted_from(self.call.whole.batch, batch, xp)
-        return Positions(batch, xp.reshape(heads, (num_kv_heads, group, 1, 1)), xp.expand_dims(query, axis=-1), key)
+    def positions(self, sample: Sample, i: Any, j: Any) -> Positions:
+        """Where the scores of a block stand."""
+        at: Any = sample.at
+        query, key = self.loops.block(at.query, i, self.sizes[0], -2), self.loops.block(at.key, j, self.sizes[1], -1)
+        return Positions(at.batch, at.head, query, key)
 
     def drop(self, weights: Array, at: Positions | None) -> Array:
         """Weights of a block with some of them 0."""
@@ -188,35 +170,36 @@ class Grid(NamedTuple):
             return rows
         return [xp.reshape(x, (*self.dims[:2], *shape(x, xp=xp)[2:])) for x in rows]
 
+    def bias_counts(self) -> tuple[Any, Any, Any, Any]:
+        """How many blocks a bias has along the samples, the heads, the queries and the keys."""
+        bias = self.call.bias
+        batch, heads = shape(bias, xp=self.xp)[:2]
+        rows, columns = (1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1))
+        return batch, heads if self.plan.per_head else 1, rows, columns
+
     def bias_stack(self, dtype: str | None = None) -> Any:
         """Blocks for the gradient of a bias; ``None`` where there is none."""
         bias = self.call.bias
         if bias is None:
             return None
-        batch, heads, sharing = shape(bias, xp=self.xp)[:3]
-        counts = [1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1)]
-        head_count = heads if self.plan.per_head else 1
+        counts, (heads, sharing) = self.bias_counts(), shape(bias, xp=self.xp)[1:3]
 
         def zero(index: Any) -> Array:
-            places = index // counts[1], index
+            places = index // counts[-1], index
             ends = (
                 1 if is_broadcast(bias, axis) else self.length_of_block(axis, number)
                 for axis, number in zip((-2, -1), places, strict=True)
             )
             return self._zeros(1 if self.plan.per_head else heads, sharing, *ends, dtype=dtype)
 
-        return self.loops.zero_blocks(batch * head_count * counts[0] * counts[1], zero)
+        return self.loops.zero_blocks(math.prod(counts), zero)
 
     def add_bias_gradient(self, sample: Sample, stack: Any, d_scores: Array, i: Any, j: Any) -> Any:
         """Add the gradient of a block of scores to that of the bias, summed over what the bias is broadcast to."""
-        bias: Any = self.call.bias
-        rows, columns = (1 if is_broadcast(bias, axis) else self.counts[axis] for axis in (-2, -1))
-        index = 0 if is_broadcast(bias, 0) else sample.index
-        if sample.head is not None:
-            index = index if is_broadcast(bias, 1) else index * bias.shape[1] + sample.head
-        index = index * rows + (0 if is_broadcast(bias, -2) else i)
-        index = index * columns + (0 if is_broadcast(bias, -1) else j)
-        shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis + 1))
+        index, head = 0, 0 if sample.head is None else sample.head
+        for at, count in zip((sample.index, head, i, j), self.bias_counts(), strict=True):
+            index = index * count + at % count
+        shared = tuple(axis for axis in range(4) if is_broadcast(self.call.bias, axis + 1))
         summed = self.xp.sum(d_scores, axis=shared, keepdims=True) if shared else d_scores
         return self.loops.add_block(stack, index, summed)
 
@@ -224,7 +207,7 @@ class Grid(NamedTuple):
         """The gradient of the bias as one array of its shape."""
         bias, xp = self.call.bias, self.xp
         for axis in (-1, -2):
-            stack = self.loops.concat_blocks(stack, 1 if is_broadcast(bias, axis) else self.counts[axis], axis)
+            stack = self.loops.concat_blocks(stack, self.bias_counts()[axis], axis)
         d_bias = self.loops.stack_blocks(stack)
         rows, columns = (1 if is_broadcast(bias, axis) else self.lengths[axis] for axis in (-2, -1))
         return xp.reshape(d_bias[..., :rows, :columns], (*shape(bias, xp=xp)[:3], rows, columns))
@@ -241,13 +224,13 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         call = _padded(call, fill, xp)
+    asks = call.mask is not None or call.score_mod is not None or call.dropout is not None
     relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
     scores = math.prod((1 if plan.per_head else num_kv_heads, group, *lengths)) if runs_at_once(call.query) else 0
     return Grid(
         plan,
         call,
-        call.backend,
         xp,
         loops,
         sizes=sizes,
@@ -262,8 +245,26 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         changes_scores=call.softcap is not None or call.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
         work=scores * (EXACT_WORK if call.arithmetic == "reproducible" else 1),
+        at=_positions(call, lengths, [shape(x, xp=xp)[-2] for x in call[:2]]) if asks else None,
         cache={} if relative and repeats and call.bias is None and not loops.traced else None,
     )
+
+
+def _positions(call: Call, lengths: tuple[Any, Any], totals: list[Any]) -> Positions:
+    """Where the scores (B, G, R, M, N) of a call stand, (B,) among them; what only fills up a block has the last."""
+    xp, (batch, num_kv_heads, group) = call.xp, shape(call.query, xp=call.xp)[:3]
+    batch, heads = (positions(count, call.query, xp=xp) for count in (batch, num_kv_heads * group))
+    query, key = (_places(call, side, lengths[side], totals[side]) for side in (0, 1))
+    heads = xp.reshape(counted_from(call.whole.head, heads, xp), (1, num_kv_heads, group, 1, 1))
+    return Positions(counted_from(call.whole.batch, batch, xp), heads, xp.expand_dims(query, axis=-1), key)
+
+
+def _places(call: Call, side: int, length: Any, total: Any) -> Array:
+    """The positions of queries or keys, so many in all: those behind their length have the last."""
+    counted = positions(total, call.query, xp=call.xp)
+    if not (isinstance(length, int) and total == length):
+        counted = call.xp.minimum(counted, call.xp.add(call.xp.zeros_like(counted), length - 1))
+    return counted_from(call.starts[side], counted, call.xp)
 
 
 def _split_evenly(length: Any, size: int) -> tuple[int, Any]:
@@ -316,3 +317,8 @@ def matmul_transposed(weights: Array, x: Array, xp: Namespace) -> Array:
     """Sums over queries, of weights (G, R, m, n) and vectors (G, R, m, D): an array (G, n, D)."""
     transposed = xp.matmul(xp.matrix_transpose(flatten_group(x, xp=xp)), flatten_group(weights, xp=xp))
     return xp.matrix_transpose(transposed)  # as libraries are slower where the larger factor is transposed
+
+
+def zero_unless_finite(gradient: Array, x: Array, xp: Namespace) -> Array:
+    """The gradient of an array whose non-finite elements were replaced by constants: 0 for those."""
+    return xp.where(xp.isfinite(x), gradient, 0.0)

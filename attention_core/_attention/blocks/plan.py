@@ -16,14 +16,12 @@ from ...masks._mask import as_mask, band_of
 from ...masks._rules import may_count
 from ...random import Dropout
 from ..call import Call, Whole, scale_like
-from ..finite import inputs_are_finite
+from ..facts import inputs_are_finite
 from ..parts import with_arrays
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
 REPRODUCIBLE_KEYS = 256  # of a block in reproducible arithmetic; of one with few queries, four times as many
 FEW_QUERIES = 8  # that share a key in reproducible arithmetic: then the time of the key itself shows
-MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
-NORM_LIMIT = 1e15  # of norms, and of values
 
 
 class Plan(NamedTuple):
@@ -34,9 +32,6 @@ class Plan(NamedTuple):
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
     per_head: bool  # whether key/value heads are taken one by one
-    # Whether scores are known to be so small that no maximum need be subtracted: exponentials, and averages by them,
-    # neither overflow nor vanish. None where that could not be read.
-    exp_without_max: bool | None = None
     score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
@@ -111,17 +106,16 @@ def make_plan(call: Call, *, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
         )
     )
     plan = Plan(
-        call=definitions,
-        may_mask=may_mask,
-        all_finite=bool(all_finite),
+        definitions,
+        may_mask,
+        bool(all_finite),
         block_sizes=_reproducible_block_sizes(tuning, (group, rows), call.mask)
         if is_exact
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
         per_head=is_exact and not _fits(target[1:], tuning.exact_scores),
-        exp_without_max=False if is_exact else None,
         score_scale=score_scale,
     )
-    return with_value_facts(plan, arrays, call.backend), arrays
+    return plan, arrays
 
 
 def _check_score_mod(call: Call) -> None:
@@ -166,41 +160,12 @@ def block_tuning(call: Call) -> Tuning:
     )
 
 
-def with_value_facts(plan: Plan, arrays: Arrays, backend: Backend, *, have_values: bool = False) -> Plan:
-    """The plan, with what can be read of the arrays by now: while a program was compiled, they had no values."""
-    if plan.call.assume_finite or plan.exp_without_max is not None or not (have_values or can_be_read(*arrays[:3])):
-        return plan
-    is_product = plan.call.bias is plan.call.softcap is plan.call.score_mod is None
-    may_be_small = not backend.loops.traced and is_product and 0 not in [dim for x in arrays[:3] for dim in x.shape]
-    exp_without_max = may_be_small and bool(scores_are_small(arrays, backend))
-    return plan._replace(exp_without_max=exp_without_max, all_finite=plan.all_finite or exp_without_max)
-
-
 def lasts(plan: Plan) -> bool:
     """Whether a plan holds no function or class of users, which may read anything, and scores are not changed.
 
     Their gradient is found by a library, which may record nothing while it traces a program for others.
     """
     return plan.call.softcap is plan.call.score_mod is None and not may_count(plan.call.mask)
-
-
-def scores_are_small(arrays: Arrays, backend: Backend) -> Array:
-    r"""Whether exponentials of scores can be taken as they are, without a maximum, and averaged by.
-
-    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
-
-    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
-    far from both ends of float32.
-    """
-    xp, loops, (query, key, value) = backend.namespace, backend.loops, arrays[:3]
-    norms = xp.max(loops.norm(query), axis=(2, 3)), xp.max(loops.norm(key), axis=2)
-    bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
-    magnitudes = xp.abs(value)
-    fit = xp.all(xp.less(bounds, MAX_PLAIN_SCORE))
-    for each in (*norms, magnitudes):
-        fit = xp.logical_and(fit, xp.less(xp.max(each), NORM_LIMIT))
-    smallest = xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes))
-    return xp.logical_and(fit, xp.greater(smallest, 1 / NORM_LIMIT))
 
 
 def _block_sizes(tuning: Tuning, num_kv_heads: Any, group: Any, mask: Any) -> tuple[int, int]:
@@ -234,13 +199,10 @@ def _flatten_batch(array: Array, axes: int, leading: tuple[Any, ...], target: tu
     if axes == 3:  # (..., H, M, N): an axis that may turn out to be 1 is spread
         whole = (num_kv_heads * group, rows, columns)
         trailing = tuple(dim if isinstance(dim, int) else full for dim, full in zip(trailing, whole, strict=True))
-    if not all(isinstance(dim, int) and dim == 1 for dim in lead):
-        array = xp.broadcast_to(array, (*leading, *trailing))
-        lead = (batch,)
-    else:
-        if axes == 3 and not all(isinstance(dim, int) for dim in dims):
-            array = xp.broadcast_to(xp.reshape(array, dims), (*(1 for _ in lead), *trailing))
-        lead = (1,)
+    is_one = all(isinstance(dim, int) and dim == 1 for dim in lead)
+    if not (is_one and all(isinstance(dim, int) for dim in dims)):
+        array = xp.broadcast_to(array, (*(lead if is_one else leading), *trailing))
+    lead = (1 if is_one else batch,)
     if axes == 3:
         heads, *ends = trailing
         trailing = (1, 1, *ends) if isinstance(heads, int) and heads == 1 else (num_kv_heads, group, *ends)

@@ -1,18 +1,21 @@
-"""Which blocks are visited, in which order, and which of them need no mask."""
+"""Which blocks are visited, in which order, which of them need no mask, and the scores of each."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, on_device_of, positions
+from ..._arrays import Array, Arrays, Namespace, is_floating, on_device_of, positions, shape
 from ..._backend import is_concrete, is_on_host
-from ...masks import Mask
+from ...masks import Mask, Positions, flatten, unflatten
 from ...masks._band import UNKNOWN
 from ...masks._mask import band_of
-from ..call import is_listed
-from .grid import Grid, is_broadcast
+from ..call import Call, allowed_by, is_listed, modify_scores
+from ..parts import keys_of
+from .grid import Grid, Sample, is_broadcast, matmul_per_group
 
 
 class Visits(NamedTuple):
@@ -67,6 +70,55 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
     return state if seen is whole else loops.loop(whole, seen, functools.partial(body, True), state)
 
 
+class QueryRows(NamedTuple):
+    """A block of queries, next to all keys of its sample."""
+
+    grid: Grid
+    sample: Sample
+    i: Any  # index of the block of queries
+
+    def visit(self, absorb: Callable[[bool, Any, Any], Any], state: Any) -> Any:
+        """Absorb the blocks of keys that these queries attend to."""
+        if self.grid.visits is None:
+            return absorb(self.grid.may_mask, 0, state)
+        return visit_blocks(self.grid, self.sample.index, self.i, absorb, state)
+
+    def block_of(self, x: Array) -> Array:
+        """The block of these queries, of an array (B, G, R, M, ...)."""
+        return self.block(self.grid.part_of(x, self.sample.index, self.sample.head))
+
+    def block(self, x: Array) -> Array:
+        """The same of an array (G, R, M, ...) of this sample."""
+        return self.grid.loops.block(x, self.i, self.grid.sizes[0], -2)
+
+
+def for_each_rows(
+    grid: Grid,
+    prepare: Callable[[Sample], Any],
+    compute: Callable[[QueryRows, Any], Arrays],
+    accumulators: tuple[Any, ...],
+) -> Arrays:
+    """Arrays (B, G, R, M, ...) of what ``compute(rows, prepared)`` returns for each block of queries.
+
+    ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a sample.
+    """
+    loops = grid.loops
+    if grid.visits is None and not grid.is_one_block:
+        grid = grid._replace(visits=make_visits(grid, by_key=False))
+
+    def add_sample(index: Any, accumulators: Any) -> Any:
+        sample = grid.sample_at(index)
+        prepared = prepare(sample)
+
+        def add_rows(i: Any, accumulators: Any) -> Any:
+            row_blocks = itertools.repeat(index * grid.counts[0] + i, len(accumulators))
+            return tuple(map(loops.add_block, accumulators, row_blocks, compute(QueryRows(grid, sample, i), prepared)))
+
+        return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work)
+
+    return tuple(grid.concat_blocks(grid.for_each_sample(add_sample, accumulators), 0))
+
+
 def _listed_kinds(grid: Grid) -> list[Any] | None:
     """`_block_kinds` as lists of 0 (nothing is allowed), 1 and 2 (everything is), ``None`` where they cannot be read.
 
@@ -79,23 +131,15 @@ def _listed_kinds(grid: Grid) -> list[Any] | None:
         some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
         kinds = xp.add(some, every)
         return grid.loops.to_list(kinds) if is_concrete(kinds) else None
-    low, high, stop, is_exact, _ = band._replace(is_exact=band.is_exact and call.bias is None)
-    table = []
-    keys = _ends(grid, 1, start)
-    for first_query, last_query in _ends(grid, 0, first):
-        line = []
-        for first_key, last_key in keys:
-            seen = first_key - last_query <= high and last_key - first_query >= low and first_key < stop
-            full = is_exact and low <= first_key - last_query and last_key - first_query <= high and last_key < stop
-            line.append(seen + (seen and full))
-        table.append(line)
+    first, start = (at if isinstance(at, int) else 0 for at in call.starts)
+    band, (rows, columns), table = band._replace(is_exact=band.is_exact and call.bias is None), grid.lengths, []
+    ends = [(at, min(at + grid.sizes[1], columns)) for at in range(0, columns, grid.sizes[1])]
+    for at in range(first, first + rows, grid.sizes[0]):
+        reach = keys_of(band, (at, min(at + grid.sizes[0], first + rows) - 1), start, columns)
+        seen = [stop > reach.first and begin < reach.stop for begin, stop in ends]
+        full = [reach.every_first <= begin and stop <= reach.every_stop for begin, stop in ends]
+        table.append([int(some) + (some and every) for some, every in zip(seen, full, strict=True)])
     return [table]
-
-
-def _ends(grid: Grid, side: int, start: Any) -> list[tuple[int, int]]:
-    """The first and the last position of each block of one side, from 0 where the start is not known."""
-    start, size, length = start if isinstance(start, int) else 0, grid.sizes[side], grid.lengths[side]
-    return [(start + at, start + min(at + size, length) - 1) for at in range(0, grid.counts[side] * size, size)]
 
 
 def _runs(kinds: Sequence[int], longest: int) -> tuple[list[Any], int, int]:
@@ -130,3 +174,80 @@ def _block_kinds(grid: Grid) -> tuple[Array, Array]:
         ends = xp.multiply(xp.add(positions(grid.counts[1], key.first, xp=xp), 1), grid.sizes[1])
         every = xp.logical_and(every, xp.less_equal(ends, grid.lengths[1]))
     return xp.any(some, axis=-3), xp.all(every, axis=-3)
+
+
+class ScoreBlock(NamedTuple):
+    """The scores (G, R, m, n) of a block of queries against a block of keys."""
+
+    raw: Array  # products of queries and keys
+    scores: Array  # with -inf where masked
+    allowed: Array | None
+    at: Positions | None
+
+
+def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
+    """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
+    plan, xp = grid.plan, grid.xp
+    raw = matmul_per_group(query, key, xp)
+    at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
+    scores = raw
+    if grid.changes_scores:
+        raw = raw if allowed is None else xp.where(allowed, raw, 0.0)  # no gradient of theirs may be one of infinity
+        scores = modified_scores(grid, raw, score_variables(grid.call), at)
+    if bias is not None:
+        scores = xp.add(scores, bias)
+    if allowed is not None and plan.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
+        limit = grid.cached_by_distance("limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
+        scores = grid.loops.inplace(xp.minimum, scores, limit)
+    elif allowed is not None:
+        scores = xp.where(allowed, scores, -math.inf)
+    return ScoreBlock(raw, scores, allowed, at)
+
+
+def block_context(
+    grid: Grid, sample: Sample, raw: Array, i: Any, j: Any, masked: bool
+) -> tuple[Positions | None, Array | None, Array | None]:
+    """Of a block of scores: their positions if anything asks for them, their bias, and where they are allowed."""
+    at = grid.positions(sample, i, j) if grid.call.score_mod is not None or grid.call.dropout is not None else None
+    bias = sample.bias
+    if bias is not None:
+        for axis, index in ((-2, i), (-1, j)):
+            bias = bias if is_broadcast(bias, axis) else grid.loops.block(bias, index, grid.sizes[axis], axis)
+    if not masked:
+        return at, bias, None
+    compute = functools.partial(_allowed_in_block, grid, sample, bias, at=at, raw=raw, i=i, j=j)
+    return at, bias, grid.cached_by_distance("allowed", i, j, like=raw, compute=compute)
+
+
+def _allowed_in_block(
+    grid: Grid, sample: Sample, bias: Array | None, *, at: Positions | None, raw: Array, i: Any, j: Any
+) -> Array:
+    """Where a block is allowed: by the mask, by a bias that is not -inf, and inside of the keys that there are."""
+    xp = grid.xp
+    at = grid.positions(sample, i, j) if at is None and sample.rule is not None else at
+    allowed = allowed_by(sample.rule, bias, at, xp)
+    if not grid.padded:
+        return allowed
+    counted = xp.add(positions(shape(raw, xp=xp)[-1], raw, xp=xp), j * grid.sizes[1])
+    inside = xp.less(counted, grid.lengths[1])
+    return inside if allowed is None else xp.logical_and(allowed, inside)
+
+
+def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
+    """Inf where allowed and -inf elsewhere: a minimum of this and scores is far faster than a choice."""
+    return xp.multiply(xp.subtract(xp.astype(allowed, like.dtype), 0.5), math.inf)
+
+
+def score_variables(call: Call) -> Arrays:
+    """The floating-point arrays of softcap and score modification, which have a gradient."""
+    arrays: list[Array] = []
+    flatten((call.softcap, call.score_mod), arrays)
+    return tuple([array for array in arrays if is_floating(array)])
+
+
+def modified_scores(grid: Grid, raw: Array, variables: Arrays, at: Positions | None) -> Array:
+    """Scores after softcap and score modification, as a function of `score_variables` too."""
+    arrays: list[Array] = []
+    treedef, remaining = flatten((grid.call.softcap, grid.call.score_mod), arrays), iter(variables)
+    softcap, score_mod = unflatten(treedef, [next(remaining) if is_floating(x) else x for x in arrays])
+    return modify_scores(raw, softcap, score_mod, at, xp=grid.xp)

@@ -37,13 +37,13 @@ from ..blocks.grid import (
     make_grid,
     matmul_per_group,
     matmul_transposed,
+    zero_unless_finite,
 )
-from ..blocks.nonfinite import zero_unless_finite
 from ..blocks.plan import Plan, unpack
-from ..blocks.visits import make_visits, visit_blocks
+from ..blocks.visits import QueryRows, for_each_rows, make_visits, visit_blocks
 from ..call import Call, dropout_scale, flatten_group
 from . import bounds
-from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
+from .rows import pad_rows, unpack_logarithm
 from .scores import (
     ScoreBlock,
     cut_vectors,

@@ -31,14 +31,14 @@ from ..._arithmetic.exact import (
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
 from ..._backend import Backend, Operation, Ranks, register
-from ..blocks.forward import empty_results as empty_results_of_blocks
+from ..blocks.forward import empty_results as empty_results_of_blocks, with_nonfinite_values
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
-from ..blocks.nonfinite import with_nonfinite_values
 from ..blocks.plan import Plan, are_few, make_plan, unpack
+from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
 from .backward import backward
-from .rows import QueryRows, for_each_rows, pack_logarithm
+from .rows import pack_logarithm
 from .scores import (
     cut_vectors,
     listed_rows,

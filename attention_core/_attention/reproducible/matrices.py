@@ -16,14 +16,15 @@ from ..blocks.grid import (
     Sample,
     is_broadcast,
     make_grid,
+    zero_unless_finite,
 )
-from ..blocks.nonfinite import zero_unless_finite
 from ..blocks.plan import Plan, unpack
+from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, flatten_group
 from . import bounds
 from .backward import backward
 from .forward import arrange
-from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
+from .rows import pad_rows, unpack_logarithm
 from .scores import ScoreBlock, cut_vectors, exact_block
 from .settle import Reference, Terms, settle
 

@@ -13,7 +13,7 @@ from ..._arrays import Array, Namespace, take_rows
 from ..._backend import Loops, runs_at_once
 from ...masks import Positions
 from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
-from ..blocks.scores import block_context
+from ..blocks.visits import block_context
 from .bounds import MOST, SLICES, score_error
 
 
@@ -108,25 +108,24 @@ class ListedRows(NamedTuple):
 def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRows:
     """The block of the queries (side 0) or keys (side 1) at these indices, and of all keys or queries."""
     xp, num_rows = grid.xp, rows.shape[0]
-    starts = list(grid.call.starts)
-    starts[side] = grid.absolute(side, rows)
     whole = [count * size for count, size in zip(grid.counts, grid.sizes, strict=True)]
     sizes, lengths = whole if grid.loops.traced else list(grid.lengths), list(grid.lengths)
     sizes[side] = lengths[side] = num_rows
-    bias = sample.bias
-    if bias is not None and not is_broadcast(bias, (-2, -1)[side]):
-        bias = take_rows(bias, rows, axis=(-2, -1)[side], xp=xp)
+    bias, at, (name, axis) = sample.bias, sample.at, (("query", -2), ("key", -1))[side]
+    if bias is not None and not is_broadcast(bias, axis):
+        bias = take_rows(bias, rows, axis=axis, xp=xp)
+    if at is not None:
+        at = at._replace(**{name: take_rows(getattr(at, name), rows, axis=axis, xp=xp)})
     taken = {"query": sample.query} if side == 0 else {"key": sample.key, "value": sample.value}
     taken = {name: take_rows(x, rows, axis=-2, xp=xp) for name, x in taken.items()}
     of_rows = grid._replace(
-        call=grid.call._replace(starts=tuple(starts)),
         sizes=tuple(sizes),
         counts=(1, 1),
         lengths=tuple(lengths),
         cache=None,
         visits=None,
     )
-    return ListedRows(of_rows, sample._replace(bias=bias, **taken))
+    return ListedRows(of_rows, sample._replace(bias=bias, at=at, **taken))
 
 
 # Products that come near

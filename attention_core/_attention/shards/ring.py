@@ -97,10 +97,6 @@ class RingPlan(NamedTuple):
 def ring_attention(call: Call, here: Place, hops: Hops, by_kernel: bool) -> Result:
     """Attention of the queries of this rank; a bias has the columns of rank after rank."""
     xp, (plan, arrays) = call.xp, make_plan(upcast_call(call))
-    plan = plan._replace(  # of the keys of others, nothing is known
-        all_finite=not plan.may_mask or bool(call.assume_finite),
-        exp_without_max=False if call.backend.loops.traced else None,
-    )
     keys = (cast_to(x, call.key.dtype, xp=xp) for x in arrays[1:3])  # they travel in 16 bits
     ring, arrays = RingPlan(plan, *here[:2], here.split, hops, by_kernel), (arrays[0], *keys, *arrays[3:])
     output, *rows = call.backend.custom_gradient(RING, ring, arrays)

@@ -16,14 +16,13 @@ from ..._backend import Backend
 from ...masks._band import LIMIT
 from ...masks._mask import band_of
 from ..blocks.grid import pad
-from ..blocks.scores import score_variables
+from ..blocks.visits import score_variables
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
-from ..explanation import Candidate, Explanation
 from ..kernels import OPEN, Verdict, Way
 from ..parts import Run, cut, looks_up_heads, taken
 from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
-from ..ways import logsumexp_way, run_call, with_sinks
+from ..ways import Candidate, Explanation, logsumexp_way, run_call, with_sinks
 from .ring import Hops, hops_of, kernel_of, ring_attention
 from .splits import Place, check_no_gradient, exchange, from_starts, gather, stack_of, total, whole_of, within
 
