@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +51,9 @@ SMALL = 4.0
 OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
 """Faults of all calls, as some cases that tell little equal them by chance."""
 
+LEADING = 4
+"""Answers of a subject that a variant has explained, and contradicted none, where no other is asked for."""
+
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
 
@@ -72,17 +76,15 @@ class Variants:
         except (ValueError, IndexError, MemoryError):  # a fault that these shapes do not take
             return None
 
-    def _others(self, bounds: Bounds) -> Iterator[tuple[Variant, Answer | None]]:
-        """All variants with their answers, the likeliest first."""
-        for variant in CONVENTIONS:
-            yield variant, self.of(variant)
-        question = bounds.question
-        if not question.causes:
-            return
-        yield MEMORY_OF, None
+    def _others(self, bounds: Bounds, evidence: Mapping[str, float]) -> Iterator[tuple[Variant, Answer | None]]:
+        """All variants with their answers: those that have explained answers of the subject, then the likeliest."""
+        others = [*CONVENTIONS]
+        if bounds.question.causes:
+            others += [MEMORY_OF, *FAULTS, *DIAGNOSES]
         is_large = size_of(bounds.problem) > 2 * MOST_PLANTED
-        for variant in (*FAULTS, *(() if is_large else DIAGNOSES)):
-            yield variant, self.of(variant)
+        for variant in sorted(others, key=lambda each: evidence[each.name] < LEADING):
+            if not (is_large and variant in DIAGNOSES and evidence[variant.name] <= 0):
+                yield variant, self.of(variant)
 
     def of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
         """What explains a result of arrays that are not finite, where those that are attended to may give anything."""
@@ -136,33 +138,46 @@ class Variants:
             return [], []
         if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], []
-        equal: list[Variant] = []
-        unlike: list[str] = []
-        for variant, other in self._others(bounds):
+        equal: dict[str, Variant] = {}
+        unlike: set[str] = set()
+        evidence = bounds.question.subject.known.setdefault("evidence", Counter())
+
+        def weighed(variant: Variant, other: Answer | None) -> None:
+            """Note whether an answer, where it has what is wrong, is the one that was got."""
+            if other is None or wrong not in other.arrays:
+                return
+            if self._is_answer(got, other, bounds, variant):
+                equal.setdefault(variant.name, variant)
+            else:
+                unlike.add(variant.name)
+
+        for variant, other in self._others(bounds, evidence):
             if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
                 return [variant], []
-            if other is None:
-                continue
-            expected = _exact(other, got)
-            if wrong not in expected:
-                continue
-            near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
-            is_far = variant is not FINITE or not near.measure(got, near.truth.arrays).passes
-            if not (is_far and near.measure(got, expected).passes):
-                unlike.append(variant.name)
-            elif variant.name not in [each.name for each in equal]:
-                equal.append(variant)
-            if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
-                equal += [
-                    each
-                    for each in FAULTS
-                    if equal[0].name in CORNERS and each.name == "no-causality" and self.predicts(got, bounds, each)
-                ]
+            weighed(variant, other)
+            first = next(iter(equal.values()), None)
+            if first in CONVENTIONS:  # which faults of the same line may explain, too
+                for each in FAULTS:
+                    if each.line == first.line:
+                        weighed(each, self.of(each))
+            if first and (
+                first in CONVENTIONS
+                or evidence[first.name] >= LEADING
+                or size_of(bounds.problem) > MOST_PLANTED
+            ):
                 break
+        unlike -= {*equal}
+        evidence.update(dict.fromkeys(equal, 1) | dict.fromkeys(unlike, -math.inf))
         if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
-            equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
-        named = {each.name for each in equal}
-        return equal, [name for name in unlike if name not in named]
+            return [SPREAD] * _spreads(got, bounds), [*unlike]  # after the conventions of masked rows
+        return [*equal.values()], [*unlike]
+
+    def _is_answer(self, got: Mapping[str, NumpyArray], other: Answer, bounds: Bounds, variant: Variant) -> bool:
+        """Whether a result is an answer; a bias in place of the mask counts only where it has gone too far for scores so large."""
+        if variant is not FINITE:
+            return bounds.measure(got, _exact(other, got)).passes
+        near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa))
+        return near.measure(got, _exact(other, got)).passes and not near.measure(got, near.truth.arrays).passes
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
@@ -299,25 +314,19 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
-    another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
-    some cases, and from the other in others, follows neither convention; perhaps it is lost in these.
+    another, right answers contradict, too: there are few conditions for it. A convention holds throughout: causality
+    that counts from one corner in some cases, and from the other in others, is a fault in these.
     """
     named = TABLES["answers"] | TABLES["former"]
+    corners = {_corner(each) for each in findings} - {""}
+    findings = [_as_fault(each) if len(corners) > 1 and _is_corner(each) else each for each in findings]
     wrong = [each for each in findings if each.verdict in WRONG]
-    explained = Counter(name for each in wrong for name in each.equals)
+    explained = Counter(name for each in wrong for name in each.equals if name != MIXED)
     contradicted = Counter(name for each in wrong for name in each.rejected)
     right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
     contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
-    corners = {_corner(each) for each in findings}
-    is_mixed = "right" in corners and bool(corners & CORNERS)
-    mixed = [{*each.equals} - CORNERS for each in findings if _is_corner(each)]
-    lost = "no-causality" if mixed and all("no-causality" in each for each in mixed) else "mixed-causal"
 
     def with_best(finding: Finding) -> Finding:
-        if is_mixed and _is_corner(finding):
-            verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
-            line, says = TEXTS[lost]
-            return replace(finding, variant=lost, says=says, line=line, verdict=verdict, equals=(lost,))
         names = [name for name in finding.equals if name in named]
         if not names or finding.verdict not in WRONG:
             return finding
@@ -331,10 +340,18 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}
+MIXED = "mixed-causal"
 
 
 def _is_corner(finding: Finding) -> bool:
     return finding.variant in CORNERS and not finding.case.startswith("probe")
+
+
+def _as_fault(finding: Finding) -> Finding:
+    """A finding of a corner as one of a fault that gives the same numbers, or of both corners."""
+    verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
+    names = [name for name in finding.equals if name not in CORNERS]
+    return replace(finding, verdict=verdict, equals=(*names, MIXED))
 
 
 def _corner(finding: Finding) -> str:
