@@ -179,6 +179,25 @@ class Variants:
         near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa))
         return near.measure(got, _exact(other, got)).passes and not near.measure(got, near.truth.arrays).passes
 
+    def of_factor(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """What explains results that are the right ones times one number: the names of that number, if it has any."""
+        truth, factors, expected = bounds.truth.arrays, dict[str, float](), dict[str, Exact]()
+        for name, each in got.items():
+            if each.shape != truth[name].high.shape or bounds.measure({name: each}, truth).passes:
+                continue
+            known = np.isfinite(each) & np.isfinite(truth[name].high)
+            right, wrong = truth[name].high[known], each[known].astype(np.float64)
+            factors[name] = float((wrong * right).sum() / (right**2).sum()) if right.any() else 0.0
+            expected[name] = Exact(*(part * factors[name] for part in truth[name][:2]), abs(factors[name]) * truth[name].scale)
+        if not factors or self._dense is None or not bounds.measure(got, truth | expected).passes:
+            return []
+        (first, factor), scale = next(iter(factors.items())), self._dense.scale
+        usual = {"unscaled": 1 / scale if scale else 0, "scaled-twice": scale, "averaged": 1 / self._dense.group_size}
+        prefix = f"gradient-of-{'-and-'.join(factors)}-"
+        names = [prefix + word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
+        found = [cause(name) for name in names if name in TABLES["answers"] and bounds.problem.cotangent is not None]
+        return found or [cause("factor", f"the {'gradient of ' * (bounds.problem.cotangent is not None)}{first}", factor)]
+
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
         other = self.of(variant)

@@ -18,6 +18,7 @@ from attention_conformance.mistakes.variants import (
     cause,
     causes,
     changed,
+    first_along,
     first_of,
     given,
     heads_in_turn,
@@ -127,10 +128,9 @@ def _either(dense: Dense) -> Dense | None:
     return dense.changed(mask=dense.mask | (columns <= rows + dense.causal), causal=None)
 
 
-def _mask_transposed(dense: Dense) -> Dense | None:
-    mask = dense.mask
-    is_square = mask is not None and mask.shape[-1] == mask.shape[-2]
-    return dense.changed(mask=np.swapaxes(mask, -1, -2)) if mask is not None and is_square else None
+def _transposed(array: NumpyArray, dense: Dense) -> NumpyArray:
+    """Queries and keys exchanged, where there are as many."""
+    return np.swapaxes(array, -1, -2) if array.shape[-2:] == (array.shape[-1],) * 2 else array
 
 
 @given
@@ -168,24 +168,31 @@ def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
 
 
 @given
-def _edge(dense: Dense, last: bool, more: bool) -> Dense | None:
-    """A window with one key more, or one less, at an end."""
-    if dense.mask is None or dense.causal is not None or not dense.through.any():
+def _edge(dense: Dense, place: Callable[[NumpyArray, NumpyArray], NumpyArray], more: bool) -> Dense | None:
+    """What a mask shows of each sample and head ends one key later, or one earlier, by the place of a pair."""
+    if dense.mask is None or not dense.through.any():
         return None
-    rows, columns = dense.positions
-    distance = columns - rows if last else rows - columns
-    end = np.where(dense.through, distance, -distance.size).max()
-    return dense.changed(mask=dense.mask | (distance == end + 1) if more else dense.mask & (distance != end))
+    at = place(*dense.positions)
+    end = np.where(dense.mask, at, -at.size).max(axis=(-2, -1), keepdims=True)
+    return dense.changed(mask=dense.mask | (at == end + 1) if more else dense.mask & (at != end))
 
 
 @given
-def _factor(dense: Dense, names: Sequence[str], factor: Callable[[Dense], float]) -> Answer | None:
-    """Some gradients times a number."""
-    number = factor(dense)
-    if dense.cotangent is None or number == 1.0:
+def _padded(dense: Dense, block: int) -> Dense | None:
+    """Zeros behind the keys, up to a whole block, that no mask hides."""
+    more = -dense.key.shape[-2] % block
+    if not more or dense.cotangent is not None:
         return None
-    truth = answer(dense)
-    return truth.of(**{**truth.arrays, **{name: truth.arrays[name] * number for name in names}})
+    keys: dict[str, NumpyArray] = {
+        name: np.pad(getattr(dense, name), [(0, 0)] * (dense.key.ndim - 2) + [(0, more), (0, 0)])
+        for name in ("key", "value")
+    }
+    for name, filled in (("mask", True), ("bias", 0.0)):
+        array = getattr(dense, name)
+        if array is not None:
+            whole = np.broadcast_to(array, (*array.shape[:-1], dense.key.shape[-2]))
+            keys[name] = np.pad(whole, [(0, 0)] * (array.ndim - 1) + [(0, more)], constant_values=filled)
+    return dense.changed(**keys)
 
 
 @given
@@ -252,13 +259,9 @@ def _gradients() -> Changes:
         return f"gradient-of-{'-and-'.join(names)}"
 
     found: dict[str, Change] = {}
-    for names in (("query",), ("key",), ("query", "key")):
-        found[f"{name(names)}-unscaled"] = _factor(names, lambda dense: 1 / dense.scale if dense.scale else 1.0)
-        found[f"{name(names)}-scaled-twice"] = _factor(names, lambda dense: dense.scale)
     for names in (("key", "value"), ("key",), ("value",)):
         found[f"{name(names)}-of-last-query-head"] = _one_of_group(names, -1)
         found[f"{name(names)}-of-first-query-head"] = _one_of_group(names, 0)
-        found[f"{name(names)}-averaged"] = _factor(names, lambda dense: 1 / dense.group_size)
     for axis, word in ((-4, "sample"), (-3, "head"), (-2, "query")):
         found[f"gradient-of-bias-of-first-{word}"] = _bias_of_first(axis)
     return found
@@ -266,13 +269,19 @@ def _gradients() -> Changes:
 
 def _edges() -> Changes:
     found: dict[str, Change] = {}
-    for last, end in ((False, "first"), (True, "last")):
-        found[f"window-{end}-key-less"], found[f"window-{end}-key-more"] = _edge(last, False), _edge(last, True)
+    ends = {
+        "window-first": lambda rows, columns: rows - columns,
+        "window-last": lambda rows, columns: columns - rows,
+        "length-last": lambda rows, columns: columns + 0 * rows,
+    }
+    for end, place in ends.items():
+        found[f"{end}-key-less"], found[f"{end}-key-more"] = _edge(place, False), _edge(place, True)
     for edge in EDGES:
         found[f"future-key-from-{edge}"], found[f"strict-from-{edge}"] = shifted_from(1, edge), shifted_from(-1, edge)
     for width in (64, 128):
         found[f"width-from-{width}-lost"] = _narrowed(functools.partial(min, width))
     for block in BLOCKS:
+        found[f"padding-to-{block}-counts"] = _padded(block)
         found[f"ragged-block-of-{block}-lost"] = keys_left(functools.partial(_whole, block))
         found[f"causality-by-blocks-of-{block}"] = _causal_by(functools.partial(_by_blocks, block))
         found[f"causality-anew-at-{block}"] = _causal_by(functools.partial(_anew, block))
@@ -300,6 +309,14 @@ def _unhidden(dense: Dense) -> Dense | None:
     return dense.changed(mask=None, causal=None, bias=bias)
 
 
+def _masked_to_zero(dense: Dense) -> Dense | None:
+    """The scores of masked keys are 0, as by a product with the mask."""
+    if dense.cotangent is not None or dense.softcap is not None or dense.through.all():
+        return None
+    scores = np.where(dense.through, _scores(dense.changed(bias=_finite_bias(dense))), 0)
+    return dense.changed(mask=None, causal=None, bias=None).scored(scores)
+
+
 def _finite_bias(dense: Dense) -> NumpyArray | float:
     return 0.0 if dense.bias is None else np.where(np.isfinite(dense.bias), dense.bias, 0)
 
@@ -320,7 +337,13 @@ CHANGES: Changes = {
     "causality-of-first-query": _causal_by(lambda rows, columns: columns <= rows.min()),
     "mask-or-causality": _either,
     "sink-of-zero": _sink_of_zero,
-    "mask-transposed": _mask_transposed,
+    "mask-transposed": changed("mask", _transposed),
+    "bias-transposed": changed("bias", _transposed),
+    "bias-of-first-sample": changed("bias", lambda bias, dense: first_along(bias, -4)),
+    "bias-of-first-query": changed("bias", lambda bias, dense: first_along(bias, -2)),
+    "masked-scores-of-0": _masked_to_zero,
+    "bias-of-next-key": changed("bias", lambda bias, dense: np.roll(bias, 1, axis=-1)),
+    "mask-of-any-sample": changed("mask", lambda mask, dense: mask.any(axis=0, keepdims=True)),
     "keys-after-hidden-lost": lambda dense: (
         None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
     ),

@@ -163,7 +163,7 @@ def _lowest_hides(dense: Dense) -> Dense | None:
     return dense.changed(bias=np.where(lowest, -np.inf, dense.bias)) if lowest.any() else None
 
 
-def _first(array: NumpyArray, axis: int) -> NumpyArray:
+def first_along(array: NumpyArray, axis: int) -> NumpyArray:
     if array.ndim < -axis:
         return array
     return np.asarray(np.repeat(np.take(array, [0], axis=axis), array.shape[axis], axis=axis))
@@ -174,7 +174,7 @@ def first_of(dense: Dense, axis: int, *names: str) -> Dense | None:
     """Key or value of the first head, or of the first sample, for all."""
     if dense.key.ndim < -axis or dense.key.shape[axis] < 2:
         return None
-    return dense.changed(**{name: _first(getattr(dense, name), axis) for name in names})
+    return dense.changed(**{name: first_along(getattr(dense, name), axis) for name in names})
 
 
 @given
@@ -348,14 +348,14 @@ FAULTS = causes(
         "absolute-scale": scaled(lambda dense: abs(dense.scale)),
         "no-mask": _without("mask"),
         "inverted-mask": changed("mask", lambda mask, dense: ~mask),
-        "mask-of-first-head": changed("mask", lambda mask, dense: _first(mask, -3)),
-        "mask-of-first-sample": changed("mask", lambda mask, dense: _first(mask, -4)),
-        "mask-of-first-query": changed("mask", lambda mask, dense: _first(mask, -2)),
+        "mask-of-first-head": changed("mask", lambda mask, dense: first_along(mask, -3)),
+        "mask-of-first-sample": changed("mask", lambda mask, dense: first_along(mask, -4)),
+        "mask-of-first-query": changed("mask", lambda mask, dense: first_along(mask, -2)),
         "no-bias": _without("bias"),
         "scaled-bias": changed("bias", lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)),
         "negated-bias": changed("bias", lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)),
         "lowest-bias-hides": _lowest_hides,
-        "bias-of-first-head": changed("bias", lambda bias, dense: _first(bias, -3)),
+        "bias-of-first-head": changed("bias", lambda bias, dense: first_along(bias, -3)),
         "no-causality": _without("causal"),
         "strict-causality": shifted_from(-1),
         "future-key": shifted_from(1),

@@ -231,6 +231,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and may_ask and mixes_sinks(question, judged):
         equal = [cause("sinks-of-others")]
     exact = [each.name for each in equal if is_exact(each.name)]
+    if not equal and question.causes and (times := variants.of_factor(got, bounds)):
+        equal, exact = times, [each.name for each in times]
     if not equal and question.causes and (another := of_another(got, bounds)):
         equal, exact = [another], [another.name]
     elif not equal:
