@@ -132,52 +132,49 @@ class Variants:
 
     def equal(
         self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
-    ) -> tuple[list[Variant], list[str]]:
-        """The variants that a wrong result equals, with all others of the call, and the names of those it does not."""
-        if bounds.question.case.closed is not None:
-            return [], []
-        if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
-            return [of_nan], []
-        equal: dict[str, Variant] = {}
-        unlike: set[str] = set()
-        evidence = bounds.question.subject.known.setdefault("evidence", Counter())
+    ) -> tuple[list[Variant], list[str], bool]:
+        """The variants that a wrong result equals, the names of others of the call, and whether it does so throughout.
 
-        def weighed(variant: Variant, other: Answer | None) -> None:
-            """Note whether an answer, where it has what is wrong, is the one that was got."""
+        Where it equals none, a fault of some heads or queries alone gives all rows that are wrong.
+        """
+        if bounds.question.case.closed is not None:
+            return [], [], True
+        if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
+            return [of_nan], [], True
+        equal, partial, unlike = dict[str, Variant](), dict[str, Variant](), set[str]()
+        evidence, rows = bounds.question.subject.known.setdefault("evidence", Counter()), _wrong_rows(got, bounds)
+
+        def weigh(variant: Variant, other: Answer | None) -> None:
+            """Note whether an answer is the one that was got: everywhere, or in all rows that are wrong."""
             if other is None or wrong not in other.arrays:
                 return
-            if self._is_answer(got, other, bounds, variant):
-                equal.setdefault(variant.name, variant)
-            else:
+            expected, truth = _exact(other, got), bounds.truth.arrays
+            here = {name: _joined(rows[name], each, truth[name]) for name, each in expected.items() if name in rows}
+            near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
+            if variant is FINITE and near.measure(got, truth).passes or not near.measure(got, here).passes:
                 unlike.add(variant.name)
+            elif near.measure(got, expected).passes:
+                equal.setdefault(variant.name, variant)
+            elif variant not in CONVENTIONS:
+                partial.setdefault(variant.name, variant)
 
         for variant, other in self._others(bounds, evidence):
             if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
-                return [variant], []
-            weighed(variant, other)
+                return [variant], [], True
+            weigh(variant, other)
             first = next(iter(equal.values()), None)
-            if first in CONVENTIONS:  # which faults of the same line may explain, too
+            if first in CONVENTIONS:  # which a fault of the same line may be
                 for each in FAULTS:
                     if each.line == first.line:
-                        weighed(each, self.of(each))
-            if first and (
-                first in CONVENTIONS
-                or evidence[first.name] >= LEADING
-                or size_of(bounds.problem) > MOST_PLANTED
-            ):
+                        weigh(each, self.of(each))
+            is_large = size_of(bounds.problem) > MOST_PLANTED
+            if first and (is_large or first in CONVENTIONS or evidence[first.name] >= LEADING):
                 break
-        unlike -= {*equal}
-        evidence.update(dict.fromkeys(equal, 1) | dict.fromkeys(unlike, -math.inf))
-        if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
-            return [SPREAD] * _spreads(got, bounds), [*unlike]  # after the conventions of masked rows
-        return [*equal.values()], [*unlike]
-
-    def _is_answer(self, got: Mapping[str, NumpyArray], other: Answer, bounds: Bounds, variant: Variant) -> bool:
-        """Whether a result is an answer; a bias in place of the mask counts only where it has gone too far for scores so large."""
-        if variant is not FINITE:
-            return bounds.measure(got, _exact(other, got)).passes
-        near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa))
-        return near.measure(got, _exact(other, got)).passes and not near.measure(got, near.truth.arrays).passes
+        unlike -= {*equal, *partial}
+        evidence.update(dict.fromkeys(equal or partial, 1) | dict.fromkeys(unlike, -math.inf))
+        if not (equal or partial) and self._dense is not None and not np.isfinite(self._dense.query).all():
+            return [SPREAD] * _spreads(got, bounds), [*unlike], True  # after the conventions of masked rows
+        return [*(equal or partial).values()], [*unlike], bool(equal)
 
     def of_factor(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
         """What explains results that are the right ones times one number: the names of that number, if it has any."""
@@ -271,6 +268,22 @@ def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
     return {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
 
 
+def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:
+    """The rows of each result that are wrong; all of one that has another shape."""
+    found = {}
+    for name, each in got.items():
+        exact, dtype = bounds.truth.arrays[name], bounds.dtype(name)
+        if each.shape != exact.high.shape:
+            return {name: np.asarray(True) for name in got}
+        wrong = ~(errors_of(each, exact, dtype) <= bounds.bound(name, dtype))
+        found[name] = wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong
+    return found
+
+
+def _joined(where: NumpyArray, first: Exact, second: Exact) -> Exact:
+    return Exact(*(np.where(where, *both) for both in zip(first, second, strict=True)))
+
+
 def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
     """The row of the right output that a wrong one is, where all that are wrong are some other one."""
     if set(got) != {"output"} or got["output"].shape != bounds.truth.arrays["output"].high.shape:
@@ -352,8 +365,8 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         if contradicted[best] > 2 * explained[best]:
             return replace(finding, variant="", says="", line=0)
-        line, says = named[best]
-        return replace(finding, variant=best, says=says, line=line)
+        (line, says), (_, _, where) = named[best], finding.says.partition("; ")
+        return replace(finding, variant=best, says="; ".join(filter(None, (says, where))), line=line)
 
     return [with_best(each) for each in findings]
 

@@ -200,7 +200,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    unlike: list[str] = []
+    unlike, is_whole = list[str](), True
     may_ask = question.causes and question.library is None and question.is_trusted
     is_wide_right = question.narrow_is_habit and not may_ask
     equal = variants.former(got, bounds)
@@ -220,7 +220,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
             equal, unlike = [inaccurate], []
         else:
-            equal, unlike = variants.equal(got, allowed, measured.result, again)
+            equal, unlike, is_whole = variants.equal(got, allowed, measured.result, again)
         if equal:
             break
     is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
@@ -246,7 +246,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         equal = [INEXACT]
     found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
-    return _with_cause(found, question, equal, is_poison and not variants.fills_empty(problem, ask))
+    is_poison = is_poison and not variants.fills_empty(problem, ask)
+    return _with_cause(found, question, equal, is_poison, is_whole)
 
 
 def _shown(question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts) -> Variant | None:
@@ -280,13 +281,13 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
     return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
-def _with_cause(found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool) -> Finding:
+def _with_cause(found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool) -> Finding:
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
-        says = "; ".join(filter(None, (variant.says, "" if found.equals else found.says)))
+        says = "; ".join(filter(None, (variant.says, "" if found.equals and is_whole else found.says)))
         found = replace(found, variant=variant.name, line=variant.line, says=says, verdict=verdict)
     return found
 
