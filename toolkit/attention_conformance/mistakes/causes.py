@@ -26,7 +26,6 @@ from attention_conformance.mistakes.variants import (
     LEAK,
     SPREAD,
     TABLES,
-    TEXTS,
     Ask,
     Variant,
     cause,
@@ -92,7 +91,10 @@ class Variants:
         if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
             return None
         if all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value)):
-            return HIDDEN if dense.cotangent is None and self._is_of_hidden(got, bounds) else None
+            through = dense.through
+            late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
+            rows = {name: np.squeeze(late, -1) if name == "logsumexp" else late for name in got}
+            return HIDDEN if dense.cotangent is None and _spreads(got, bounds, rows) else None
         if found := self._of_nan(got, bounds):
             return found
         mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
@@ -112,16 +114,6 @@ class Variants:
             if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
-
-    def _is_of_hidden(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
-        """Whether all that is wrong is NaN, in rows whose first keys are hidden."""
-        assert self._dense is not None
-        through, truth = self._dense.through, bounds.truth.arrays
-        late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
-        rows = {name: np.squeeze(late, -1) if name == "logsumexp" else late for name in got}
-        nan = {name: np.isnan(each.astype(np.float64)) & rows[name] for name, each in got.items()}
-        mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
-        return any(each.any() for each in nan.values()) and bounds.measure(mended, truth).passes
 
     def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
         """The answers of the other conventions, which a leak may come on top of."""
@@ -151,7 +143,7 @@ class Variants:
             expected, truth = _exact(other, got), bounds.truth.arrays
             here = {name: _joined(rows[name], each, truth[name]) for name, each in expected.items() if name in rows}
             near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
-            if variant is FINITE and near.measure(got, truth).passes or not near.measure(got, here).passes:
+            if (variant is FINITE and near.measure(got, truth).passes) or not near.measure(got, here).passes:
                 unlike.add(variant.name)
             elif near.measure(got, expected).passes:
                 equal.setdefault(variant.name, variant)
@@ -174,7 +166,7 @@ class Variants:
         evidence.update(dict.fromkeys(equal or partial, 1) | dict.fromkeys(unlike, -math.inf))
         if not (equal or partial) and self._dense is not None and not np.isfinite(self._dense.query).all():
             return [SPREAD] * _spreads(got, bounds), [*unlike], True  # after the conventions of masked rows
-        return [*(equal or partial).values()], [*unlike], bool(equal)
+        return [*(equal or partial).values()], [*unlike], bool(equal) or not partial
 
     def of_factor(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
         """What explains results that are the right ones times one number: the names of that number, if it has any."""
@@ -185,7 +177,9 @@ class Variants:
             known = np.isfinite(each) & np.isfinite(truth[name].high)
             right, wrong = truth[name].high[known], each[known].astype(np.float64)
             factors[name] = float((wrong * right).sum() / (right**2).sum()) if right.any() else 0.0
-            expected[name] = Exact(*(part * factors[name] for part in truth[name][:2]), abs(factors[name]) * truth[name].scale)
+            expected[name] = Exact(
+                *(part * factors[name] for part in truth[name][:2]), abs(factors[name]) * truth[name].scale
+            )
         if not factors or self._dense is None or not bounds.measure(got, truth | expected).passes:
             return []
         (first, factor), scale = next(iter(factors.items())), self._dense.scale
@@ -193,7 +187,9 @@ class Variants:
         prefix = f"gradient-of-{'-and-'.join(factors)}-"
         names = [prefix + word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
         found = [cause(name) for name in names if name in TABLES["answers"] and bounds.problem.cotangent is not None]
-        return found or [cause("factor", f"the {'gradient of ' * (bounds.problem.cotangent is not None)}{first}", factor)]
+        return found or [
+            cause("factor", f"the {'gradient of ' * (bounds.problem.cotangent is not None)}{first}", factor)
+        ]
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
@@ -306,12 +302,14 @@ def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
     return cause("answer-of-another", *itertools.chain(*places))
 
 
-def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
-    """Whether all that is wrong is NaN, some of it in the place of a number."""
+def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds, where: Mapping[str, NumpyArray] | None = None) -> bool:
+    """Whether all that is wrong is NaN, some of it in the place of a number: anywhere, or in some places alone."""
     truth = bounds.truth.arrays
     if any(each.shape != truth[name].high.shape for name, each in got.items()):
         return False
-    nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
+    nan = {
+        name: np.isnan(each.astype(np.float64)) & (True if where is None else where[name]) for name, each in got.items()
+    }
     mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
     is_elsewhere = any((nan[name] & np.isfinite(truth[name].high)).any() for name in got)
     return is_elsewhere and bounds.measure(mended, truth).passes

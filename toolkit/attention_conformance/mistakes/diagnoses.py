@@ -24,14 +24,20 @@ from attention_conformance.mistakes.variants import (
     heads_in_turn,
     keys_left,
     scaled,
-    shifted_from,
+    undivided,
     with_logsumexp,
 )
 from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
 from attention_conformance.problem import NumpyArray
 
+ENDS: dict[str, Callable[[NumpyArray, NumpyArray], NumpyArray]] = {
+    "window-first": lambda rows, columns: rows - columns,
+    "window-last": lambda rows, columns: columns - rows,
+    "length-last": lambda rows, columns: columns + 0 * rows,
+}
+"""What grows towards an end of what a mask shows, by the positions of a query and a key."""
+
 BLOCKS = (4, 8, 16, 32, 64, 128)
-EDGES = (16, 32, 128, 256, 512, 1024)
 
 
 def _scores(dense: Dense) -> NumpyArray:
@@ -148,15 +154,6 @@ def _sink_unshifted(dense: Dense, with_sink: bool) -> Answer | None:
     return truth.of(output=truth.arrays["output"] * factor[..., None], logsumexp=top + np.log(total))
 
 
-def _undivided(dense: Dense) -> Answer | None:
-    if dense.cotangent is not None:
-        return None
-    truth = answer(dense)
-    top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
-    factor = np.exp(np.where(np.isfinite(top), logsumexp - top, 0))[..., None]
-    return truth.of(output=truth.arrays["output"] * factor)
-
-
 def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top = np.log(truth.arrays["weights"].max(axis=-1, initial=0.0)) + truth.arrays["logsumexp"]
     return np.asarray(top if dense.sinks is None else np.maximum(top, dense.sinks[:, None]))
@@ -178,21 +175,19 @@ def _edge(dense: Dense, place: Callable[[NumpyArray, NumpyArray], NumpyArray], m
 
 
 @given
-def _padded(dense: Dense, block: int) -> Dense | None:
-    """Zeros behind the keys, up to a whole block, that no mask hides."""
+def _padded(dense: Dense, block: int, is_first: bool) -> Dense | None:
+    """Zeros behind the keys, up to a whole block, before the masks or behind them: none but causality hides these."""
     more = -dense.key.shape[-2] % block
     if not more or dense.cotangent is not None:
         return None
-    keys: dict[str, NumpyArray] = {
-        name: np.pad(getattr(dense, name), [(0, 0)] * (dense.key.ndim - 2) + [(0, more), (0, 0)])
-        for name in ("key", "value")
-    }
-    for name, filled in (("mask", True), ("bias", 0.0)):
-        array = getattr(dense, name)
-        if array is not None:
-            whole = np.broadcast_to(array, (*array.shape[:-1], dense.key.shape[-2]))
-            keys[name] = np.pad(whole, [(0, 0)] * (array.ndim - 1) + [(0, more)], constant_values=filled)
-    return dense.changed(**keys)
+    through = dense.through if is_first else dense.changed(causal=None).through
+    bias = np.broadcast_to(_finite_bias(dense), through.shape)
+    key, value = (np.pad(each, [(0, 0)] * (each.ndim - 2) + [(0, more), (0, 0)]) for each in (dense.key, dense.value))
+    mask, bias = (
+        np.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, more)], constant_values=filled)
+        for each, filled in ((through, True), (bias, 0.0))
+    )
+    return dense.changed(key=key, value=value, mask=mask, bias=bias, causal=None if is_first else dense.causal)
 
 
 @given
@@ -268,20 +263,13 @@ def _gradients() -> Changes:
 
 
 def _edges() -> Changes:
-    found: dict[str, Change] = {}
-    ends = {
-        "window-first": lambda rows, columns: rows - columns,
-        "window-last": lambda rows, columns: columns - rows,
-        "length-last": lambda rows, columns: columns + 0 * rows,
-    }
-    for end, place in ends.items():
+    found: dict[str, Change | tuple[Change, ...]] = {}
+    for end, place in ENDS.items():
         found[f"{end}-key-less"], found[f"{end}-key-more"] = _edge(place, False), _edge(place, True)
-    for edge in EDGES:
-        found[f"future-key-from-{edge}"], found[f"strict-from-{edge}"] = shifted_from(1, edge), shifted_from(-1, edge)
     for width in (64, 128):
         found[f"width-from-{width}-lost"] = _narrowed(functools.partial(min, width))
     for block in BLOCKS:
-        found[f"padding-to-{block}-counts"] = _padded(block)
+        found[f"padding-to-{block}-counts"] = _padded(block, False), _padded(block, True)
         found[f"ragged-block-of-{block}-lost"] = keys_left(functools.partial(_whole, block))
         found[f"causality-by-blocks-of-{block}"] = _causal_by(functools.partial(_by_blocks, block))
         found[f"causality-anew-at-{block}"] = _causal_by(functools.partial(_anew, block))
@@ -357,7 +345,7 @@ CHANGES: Changes = {
     "key-and-value-swapped": lambda dense: (
         dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None
     ),
-    "not-divided": _undivided,
+    "not-divided": undivided(_maximum),
     "first-sample-of-key": first_of(-4, "key"),
     "first-sample-of-value": first_of(-4, "value"),
     "scale-ignored": scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale),
@@ -369,6 +357,11 @@ CHANGES: Changes = {
     "softcap-before-scale": _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap)),
     "softcap-not-multiplied": _capped(lambda product, scale, cap: np.tanh(scale * product / cap)),
     "softcap-not-divided": _capped(lambda product, scale, cap: cap * np.tanh(scale * product)),
+    "sinks-of-others": (
+        changed("sinks", lambda sinks, dense: sinks[np.arange(sinks.size) // dense.group_size * dense.group_size]),
+        changed("sinks", lambda sinks, dense: sinks.reshape(-1, dense.group_size).T.reshape(-1)),
+        changed("sinks", lambda sinks, dense: np.roll(sinks, 1)),
+    ),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
     "sink-twice": changed("sinks", lambda sinks, dense: sinks + math.log(2.0)),
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),

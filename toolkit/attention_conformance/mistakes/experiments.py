@@ -102,15 +102,6 @@ def has_narrow_sums(question: Question, judge: Callable[[Question], Finding]) ->
     return bool(known[key].verdict == "silently wrong" and known[key].error > MOST_UNITS)
 
 
-def mixes_sinks(question: Question, judge: Callable[[Question], Finding]) -> bool:
-    """Whether it is right where all heads have one sink."""
-    problem, case = drawn(question), question.case
-    if "sinks" not in problem.arrays:
-        return False
-    one = problem.holding(sinks=np.full_like(problem.arrays["sinks"], problem.arrays["sinks"].max()))
-    return judge(replace(question, case=replace(case, inputs=lambda _: one), power=False, causes=False)).passed is True
-
-
 def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, predicts: Predicts) -> Variant | None:
     """What the weights of a row are, and of which head, as values that are indicators show it.
 

@@ -164,6 +164,7 @@ def _lowest_hides(dense: Dense) -> Dense | None:
 
 
 def first_along(array: NumpyArray, axis: int) -> NumpyArray:
+    """The first along an axis in place of all."""
     if array.ndim < -axis:
         return array
     return np.asarray(np.repeat(np.take(array, [0], axis=axis), array.shape[axis], axis=axis))
@@ -217,13 +218,15 @@ def _last_row_lost(array: NumpyArray) -> NumpyArray:
     return array if array.ndim < 2 or array.shape[-2] < 2 else put(array, (..., -1, slice(None)), 0)
 
 
-def _unnormalized(dense: Dense) -> Answer | None:
+@given
+def undivided(dense: Dense, top: Callable[[Dense, Answer], NumpyArray]) -> Answer | None:
+    """The output is not divided by the sum of the powers, which are of differences to some number."""
     if dense.cotangent is not None:
         return None
     truth = answer(dense)
-    with np.errstate(all="ignore"):
-        factor = np.minimum(np.exp(np.where(truth.arrays["logsumexp"] > -np.inf, truth.arrays["logsumexp"], 0)), 1e30)
-    return truth.of(output=truth.arrays["output"] * factor[..., None])
+    shift, logsumexp = top(dense, truth), truth.arrays["logsumexp"]
+    power = np.where(np.isfinite(shift) & np.isfinite(logsumexp), logsumexp - shift, 0)
+    return truth.of(output=truth.arrays["output"] * np.exp(np.minimum(power, 69))[..., None])
 
 
 @given
@@ -376,7 +379,7 @@ FAULTS = causes(
         "no-softcap": _without("softcap"),
         "softcap-after-bias": _cap_after_bias,
         "no-sinks": _without("sinks"),
-        "unnormalized": _unnormalized,
+        "unnormalized": undivided(lambda dense, truth: np.zeros_like(truth.arrays["logsumexp"])),
         "query-of-5-bits": _rounded("query", 4),
         "value-of-5-bits": _rounded("value", 4),
     }

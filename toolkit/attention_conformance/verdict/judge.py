@@ -34,7 +34,6 @@ from attention_conformance.mistakes.experiments import (
     Predicts,
     has_narrow_sums,
     is_exact,
-    mixes_sinks,
     read,
     simplest,
 )
@@ -228,8 +227,6 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         equal = [NARROW]
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
-    if not equal and may_ask and mixes_sinks(question, judged):
-        equal = [cause("sinks-of-others")]
     exact = [each.name for each in equal if is_exact(each.name)]
     if not equal and question.causes and (times := variants.of_factor(got, bounds)):
         equal, exact = times, [each.name for each in times]
@@ -281,7 +278,9 @@ def _kind(question: Question, name: str, problem: Problem) -> Any:
     return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
-def _with_cause(found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool) -> Finding:
+def _with_cause(
+    found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool
+) -> Finding:
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
