@@ -103,7 +103,8 @@ SLIPS = [
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
-    "keys-of-first-sample", "keys-of-score-0", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
+    "keys-of-first-sample", "padding-to-32-counts", "causality-anew-at-32", "unscaled-parts", "length-last-key-less",
+    "keys-of-score-0", "masked-scores-of-0", "factor",
 ]  # fmt: skip
 
 

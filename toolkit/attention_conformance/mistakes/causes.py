@@ -93,7 +93,7 @@ class Variants:
         if all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value)):
             through = dense.through
             late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
-            rows = {name: np.squeeze(late, -1) if name == "logsumexp" else late for name in got}
+            rows = {name: np.asarray(np.squeeze(late, -1) if name == "logsumexp" else late) for name in got}
             return HIDDEN if dense.cotangent is None and _spreads(got, bounds, rows) else None
         if found := self._of_nan(got, bounds):
             return found
@@ -107,20 +107,14 @@ class Variants:
             return None
         nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
         reach = reached(dense)
-        for expected in (truth, *self._by_convention(got)):
+        others = [each for variant in CONVENTIONS if (each := self.of(variant)) and set(got) <= set(each.arrays)]
+        for expected in (truth, *(_exact(each, got) for each in others)):  # which a leak may come on top of
             mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             measured = bounds.measure(mended, expected)
             if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
-
-    def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
-        """The answers of the other conventions, which a leak may come on top of."""
-        for variant in CONVENTIONS:
-            other = self.of(variant)
-            if other is not None and set(got) <= set(other.arrays):
-                yield _exact(other, got)
 
     def equal(
         self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
@@ -172,24 +166,20 @@ class Variants:
         """What explains results that are the right ones times one number: the names of that number, if it has any."""
         truth, factors, expected = bounds.truth.arrays, dict[str, float](), dict[str, Exact]()
         for name, each in got.items():
-            if each.shape != truth[name].high.shape or bounds.measure({name: each}, truth).passes:
-                continue
-            known = np.isfinite(each) & np.isfinite(truth[name].high)
-            right, wrong = truth[name].high[known], each[known].astype(np.float64)
-            factors[name] = float((wrong * right).sum() / (right**2).sum()) if right.any() else 0.0
-            expected[name] = Exact(
-                *(part * factors[name] for part in truth[name][:2]), abs(factors[name]) * truth[name].scale
-            )
+            (high, low, size), wide = truth[name], each.astype(np.float64)
+            if wide.shape == high.shape and not bounds.measure({name: each}, truth).passes:
+                known = np.isfinite(wide) & np.isfinite(high)
+                factor = float((wide * high)[known].sum() / ((high**2)[known].sum() or 1.0))
+                factors[name], expected[name] = factor, Exact(factor * high, factor * low, abs(factor) * size)
         if not factors or self._dense is None or not bounds.measure(got, truth | expected).passes:
             return []
         (first, factor), scale = next(iter(factors.items())), self._dense.scale
+        if bounds.problem.cotangent is None:
+            return [cause("factor", first, factor)]
         usual = {"unscaled": 1 / scale if scale else 0, "scaled-twice": scale, "averaged": 1 / self._dense.group_size}
-        prefix = f"gradient-of-{'-and-'.join(factors)}-"
-        names = [prefix + word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
-        found = [cause(name) for name in names if name in TABLES["answers"] and bounds.problem.cotangent is not None]
-        return found or [
-            cause("factor", f"the {'gradient of ' * (bounds.problem.cotangent is not None)}{first}", factor)
-        ]
+        words = [word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
+        names = {f"gradient-of-{'-and-'.join(factors)}-{word}" for word in words} & {*TABLES["answers"]}
+        return [cause(name) for name in sorted(names)] or [cause("factor", f"gradient of {first}", factor)]
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
@@ -272,7 +262,7 @@ def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, Nump
         if each.shape != exact.high.shape:
             return {name: np.asarray(True) for name in got}
         wrong = ~(errors_of(each, exact, dtype) <= bounds.bound(name, dtype))
-        found[name] = wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong
+        found[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
     return found
 
 
@@ -280,26 +270,26 @@ def _joined(where: NumpyArray, first: Exact, second: Exact) -> Exact:
     return Exact(*(np.where(where, *both) for both in zip(first, second, strict=True)))
 
 
-def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
     """The row of the right output that a wrong one is, where all that are wrong are some other one."""
     if set(got) != {"output"} or got["output"].shape != bounds.truth.arrays["output"].high.shape:
-        return None
+        return []
     truth, dtype = bounds.truth.arrays["output"], bounds.dtype("output")
     bound, leading = bounds.bound("output", dtype), truth.high.shape[:-1]
     output, high, low, scale = (each.reshape(-1, truth.high.shape[-1]) for each in (got["output"], *truth))
     (wrong,) = np.nonzero((errors_of(output, Exact(high, low, scale), dtype) > bound).any(axis=-1))
     wrong, others = wrong[:: max(1, wrong.size // MOST_ROWS)], list[int]()
     if len(leading) != 3 or not wrong.size or wrong.size * high.size > MOST_PLANTED:
-        return None
+        return []
     for at in wrong:
         near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(
             axis=-1
         )
         if not output[at].any() or not near.any():
-            return None
+            return []
         others.append(int(near.argmax()))
     places = (np.unravel_index(at, leading)[::-1] for at in (wrong[0], others[0]))
-    return cause("answer-of-another", *itertools.chain(*places))
+    return [cause("answer-of-another", *itertools.chain(*places))]
 
 
 def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds, where: Mapping[str, NumpyArray] | None = None) -> bool:
@@ -348,8 +338,8 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     that counts from one corner in some cases, and from the other in others, is a fault in these.
     """
     named = TABLES["answers"] | TABLES["former"]
-    corners = {_corner(each) for each in findings} - {""}
-    findings = [_as_fault(each) if len(corners) > 1 and _is_corner(each) else each for each in findings]
+    is_mixed = len({_corner(each) for each in findings} - {""}) > 1
+    findings = [_as_fault(each) if is_mixed and _corner(each) in CORNERS else each for each in findings]
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals if name != MIXED)
     contradicted = Counter(name for each in wrong for name in each.rejected)
@@ -373,10 +363,6 @@ CORNERS = {"top-left-causal", "bottom-right-causal"}
 MIXED = "mixed-causal"
 
 
-def _is_corner(finding: Finding) -> bool:
-    return finding.variant in CORNERS and not finding.case.startswith("probe")
-
-
 def _as_fault(finding: Finding) -> Finding:
     """A finding of a corner as one of a fault that gives the same numbers, or of both corners."""
     verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
@@ -386,8 +372,7 @@ def _as_fault(finding: Finding) -> Finding:
 
 def _corner(finding: Finding) -> str:
     """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
-    queries, keys = (finding.shapes[name][-2] for name in ("query", "key")) if finding.shapes else (0, 0)
-    if finding.variant in CORNERS:
-        return finding.variant
-    is_shown = finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1
-    return "right" * is_shown
+    if finding.variant in CORNERS or not finding.shapes:
+        return finding.variant * bool(finding.shapes)  # small calls have told before
+    queries, keys = (finding.shapes[name][-2] for name in ("query", "key"))
+    return "right" * (finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1)

@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attention_conformance.mistakes.variants import (
-    Change,
+    AXES,
     Changes,
     cause,
     causes,
     changed,
-    first_along,
     first_of,
     given,
     heads_in_turn,
@@ -249,33 +248,6 @@ def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
     return np.where(np.isfinite(logsumexp)[..., None], np.exp(_scores(dense) - logsumexp[..., None]), 0)
 
 
-def _gradients() -> Changes:
-    def name(names: Sequence[str]) -> str:
-        return f"gradient-of-{'-and-'.join(names)}"
-
-    found: dict[str, Change] = {}
-    for names in (("key", "value"), ("key",), ("value",)):
-        found[f"{name(names)}-of-last-query-head"] = _one_of_group(names, -1)
-        found[f"{name(names)}-of-first-query-head"] = _one_of_group(names, 0)
-    for axis, word in ((-4, "sample"), (-3, "head"), (-2, "query")):
-        found[f"gradient-of-bias-of-first-{word}"] = _bias_of_first(axis)
-    return found
-
-
-def _edges() -> Changes:
-    found: dict[str, Change | tuple[Change, ...]] = {}
-    for end, place in ENDS.items():
-        found[f"{end}-key-less"], found[f"{end}-key-more"] = _edge(place, False), _edge(place, True)
-    for width in (64, 128):
-        found[f"width-from-{width}-lost"] = _narrowed(functools.partial(min, width))
-    for block in BLOCKS:
-        found[f"padding-to-{block}-counts"] = _padded(block, False), _padded(block, True)
-        found[f"ragged-block-of-{block}-lost"] = keys_left(functools.partial(_whole, block))
-        found[f"causality-by-blocks-of-{block}"] = _causal_by(functools.partial(_by_blocks, block))
-        found[f"causality-anew-at-{block}"] = _causal_by(functools.partial(_anew, block))
-    return found
-
-
 def _whole(block: int, at: NumpyArray) -> NumpyArray:
     return np.asarray((at < at.size // block * block) | (at.size < block))
 
@@ -327,11 +299,9 @@ CHANGES: Changes = {
     "sink-of-zero": _sink_of_zero,
     "mask-transposed": changed("mask", _transposed),
     "bias-transposed": changed("bias", _transposed),
-    "bias-of-first-sample": changed("bias", lambda bias, dense: first_along(bias, -4)),
-    "bias-of-first-query": changed("bias", lambda bias, dense: first_along(bias, -2)),
     "masked-scores-of-0": _masked_to_zero,
     "bias-of-next-key": changed("bias", lambda bias, dense: np.roll(bias, 1, axis=-1)),
-    "mask-of-any-sample": changed("mask", lambda mask, dense: mask.any(axis=0, keepdims=True)),
+    "mask-of-any-sample": changed("mask", lambda mask, dense: np.asarray(mask.any(axis=0, keepdims=True))),
     "keys-after-hidden-lost": lambda dense: (
         None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
     ),
@@ -383,8 +353,22 @@ CHANGES: Changes = {
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
     "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),
-    **_gradients(),
-    **_edges(),
+    **{f"gradient-of-bias-of-first-{word}": _bias_of_first(axis) for word, axis in AXES.items()},
+    **{
+        f"gradient-of-{'-and-'.join(names)}-of-{word}-query-head": _one_of_group(names, at)
+        for names in (("key", "value"), ("key",), ("value",))
+        for word, at in (("first", 0), ("last", -1))
+    },
+    **{
+        f"{end}-key-{word}": _edge(place, is_more)
+        for end, place in ENDS.items()
+        for word, is_more in (("less", False), ("more", True))
+    },
+    **{f"width-from-{width}-lost": _narrowed(functools.partial(min, width)) for width in (64, 128)},
+    **{f"padding-to-{block}-counts": (_padded(block, False), _padded(block, True)) for block in BLOCKS},
+    **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in BLOCKS},
+    **{f"causality-by-blocks-of-{block}": _causal_by(functools.partial(_by_blocks, block)) for block in BLOCKS},
+    **{f"causality-anew-at-{block}": _causal_by(functools.partial(_anew, block)) for block in BLOCKS},
 }
 
 DIAGNOSES = (FINITE, *causes(CHANGES))

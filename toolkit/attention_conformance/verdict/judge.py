@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -31,7 +32,6 @@ from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
-    Predicts,
     has_narrow_sums,
     is_exact,
     read,
@@ -185,11 +185,11 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     missing = [name for name in wanted if name not in got]
     if missing:
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
-    kinds = {name: _kind(question, name, problem) for name in got}
     is_any = question.subject.keeps_dtype is False
     is_wide = question.dtype == "float64" and question.library is None  # many kernels have it in float32 always
-    got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
     bounds = Bounds(question, problem, truth)
+    kinds = {name: bounds.dtype(name) for name in got}
+    got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
     measured = bounds.measure(got, truth.arrays)
     found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
     if measured.passes and not question.power:
@@ -228,16 +228,14 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
     exact = [each.name for each in equal if is_exact(each.name)]
-    if not equal and question.causes and (times := variants.of_factor(got, bounds)):
-        equal, exact = times, [each.name for each in times]
-    if not equal and question.causes and (another := of_another(got, bounds)):
-        equal, exact = [another], [another.name]
-    elif not equal:
-        unlike = [*unlike, "answer-of-another"]
+    if not equal and question.causes:
+        equal = variants.of_factor(got, bounds) or of_another(got, bounds)
+        exact, unlike = [each.name for each in equal], [*unlike, *["answer-of-another"] * (not equal)]
     is_sure = bool(equal)
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         predicts = functools.partial(variants.predicts, got, bounds)
-        equal = [each for each in [_shown(question, problem, found, ask, predicts)] if each is not None]
+        with contextlib.suppress(Exception):  # whatever a subject raises for other values
+            equal = read(question, problem, found.worst, ask, predicts)
         exact = [each.name for each in equal if predicts(each)]
     if not (is_sure or exact) and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
@@ -245,16 +243,6 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
     is_poison = is_poison and not variants.fills_empty(problem, ask)
     return _with_cause(found, question, equal, is_poison, is_whole)
-
-
-def _shown(question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts) -> Variant | None:
-    """What values that are indicators show of the row with the largest error."""
-    if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
-        return None
-    try:
-        return read(question, problem, found.worst.index[:3], ask, predicts)
-    except Exception:  # whatever a subject raises for other values
-        return None
 
 
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
@@ -271,11 +259,6 @@ def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
 
 def _wider(bounds: Bounds) -> Bounds:
     return replace(bounds, question=replace(bounds.question, profile="tf32"))
-
-
-def _kind(question: Question, name: str, problem: Problem) -> Any:
-    wide = "float64" if question.dtype == "float64" else "float32"
-    return wide if name == "logsumexp" else problem.arrays["query"].dtype
 
 
 def _with_cause(
