@@ -252,6 +252,10 @@ def _whole(block: int, at: NumpyArray) -> NumpyArray:
     return np.asarray((at < at.size // block * block) | (at.size < block))
 
 
+def _whole_width(whole: int, size: int) -> int:
+    return size // whole * whole or size
+
+
 def _by_width(name: str, other: str, dense: Dense) -> Dense | None:
     """The rows of an array as far apart in memory as those of a narrower one."""
     array, step = getattr(dense, name), getattr(dense, other).shape[-1]
@@ -349,7 +353,7 @@ CHANGES: Changes = {
     "scale-of-padded-width": tuple(scaled(functools.partial(_padded_scale, whole)) for whole in BLOCKS[2:]),
     "softcap-after-mask": (_cap_after_mask(True), _cap_after_mask(False)),
     "sink-unshifted": (_sink_unshifted(True), _sink_unshifted(False)),
-    "last-channels-lost": _narrowed(lambda size: size // 16 * 16 or size),
+    "last-channels-lost": tuple(_narrowed(functools.partial(_whole_width, whole)) for whole in BLOCKS[:4]),
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
     "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),

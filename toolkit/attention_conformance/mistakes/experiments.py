@@ -176,11 +176,14 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     if ((expected == 0) & (got > 1e-3 / width)).any():
         return [cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)]
     off = abs(ratios - 1).max()
-    if off < alike or (runs in (1, 2) and told.name == "lost-keys"):
+    if off < alike:
         return [told] if runs else []
-    if _falling(question, problem, row, weights, ask) < off / 10:
+    falling, equal = (each < off / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    if falling and equal:
         return [cause("unscaled-maximum")]
-    return [cause("inexact-weights", 100 * off) if runs > 2 and off < 1 / 4 else told]
+    if runs > 2 and off < 1 / 4:
+        return [cause("inexact-weights", 100 * off)]
+    return [cause("unequal-scores") if equal else told]
 
 
 def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Variant]:
@@ -248,14 +251,15 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
     return cause("mask-of-another", query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
 
 
-def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
-    """The error of a row where no block has a new maximum: with keys in the order of its weights, and equal scores."""
+def _errors_in_order(
+    question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
+) -> Iterator[float]:
+    """The errors of a row where no block has a new maximum: with keys in the order of its weights; and equal scores."""
     whole = positioned(problem, question.subject).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
-    equal, errors = whole.holding(query=np.zeros_like(whole.arrays["query"])), []
-    for other in (taken(whole, -1, np.argsort(-weights, kind="stable")), *[equal] * ("bias" not in whole.arrays)):
+    zeros = {name: np.zeros_like(whole.arrays[name]) for name in ("query", "bias") if name in whole.arrays}
+    for other in (taken(whole, -1, np.argsort(-weights, kind="stable")), whole.holding(**zeros)):
         changed = fit(other, question.subject)
         truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
-        errors.append(float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max()))
-    return max(errors)
+        yield float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())
