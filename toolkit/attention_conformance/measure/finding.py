@@ -215,6 +215,13 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     )
 
 
+def since(group: Iterable[Finding], findings: Iterable[Finding]) -> str:
+    """From how many keys on a cause is seen, where most calls that are right have fewer."""
+    least = min((each.shapes["key"][-2] for each in group if each.shapes), default=0)
+    right = [each.shapes["key"][-2] < least for each in findings if each.verdict == "right" and each.shapes]
+    return f"from {least} keys on: {sum(right)} calls of fewer keys are right" if 2 * sum(right) > len(right) else ""
+
+
 def to_row(finding: Finding) -> dict[str, Any]:
     """A finding as JSON takes it."""
     row: dict[str, Any] = plain(dataclasses.asdict(finding))

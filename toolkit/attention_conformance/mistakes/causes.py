@@ -47,11 +47,8 @@ NARROW_TYPES = ("float16", "bfloat16")
 SMALL = 4.0
 """Scores below which their errors explain little, so that those of sums are told apart."""
 
-OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
-"""Faults of all calls, as some cases that tell little equal them by chance."""
-
 LEADING = 4
-"""Answers of a subject that a variant has explained, and contradicted none, where no other is asked for."""
+"""Answers that a variant explains, and after which no other is asked for; one that contradicts it costs as many."""
 
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
@@ -149,15 +146,14 @@ class Variants:
                 return [variant], [], True
             weigh(variant, other)
             first = next(iter(equal.values()), None)
-            if first in CONVENTIONS:  # which a fault of the same line may be
-                for each in FAULTS:
-                    if each.line == first.line:
-                        weigh(each, self.of(each))
+            may_be = [fault for fault in FAULTS if first in CONVENTIONS and fault.line == first.line]
+            for fault in may_be:  # as well as the convention
+                weigh(fault, self.of(fault))
             is_large = size_of(bounds.problem) > MOST_PLANTED
             if first and (is_large or first in CONVENTIONS or evidence[first.name] >= LEADING):
                 break
         unlike -= {*equal, *partial}
-        evidence.update(dict.fromkeys(equal or partial, 1) | dict.fromkeys(unlike, -math.inf))
+        evidence.update(dict.fromkeys(equal or partial, 1) | dict.fromkeys(unlike, -LEADING))
         if not (equal or partial) and self._dense is not None and not np.isfinite(self._dense.query).all():
             return [SPREAD] * _spreads(got, bounds), [*unlike], True  # after the conventions of masked rows
         return [*(equal or partial).values()], [*unlike], bool(equal) or not partial
@@ -174,12 +170,11 @@ class Variants:
         if not factors or self._dense is None or not bounds.measure(got, truth | expected).passes:
             return []
         (first, factor), scale = next(iter(factors.items())), self._dense.scale
-        if bounds.problem.cotangent is None:
-            return [cause("factor", first, factor)]
+        what = first if bounds.problem.cotangent is None else f"gradient of {first}"
         usual = {"unscaled": 1 / scale if scale else 0, "scaled-twice": scale, "averaged": 1 / self._dense.group_size}
         words = [word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
         names = {f"gradient-of-{'-and-'.join(factors)}-{word}" for word in words} & {*TABLES["answers"]}
-        return [cause(name) for name in sorted(names)] or [cause("factor", f"gradient of {first}", factor)]
+        return [cause(name) for name in sorted(names)] or [cause("factor", what, factor)]
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
@@ -246,7 +241,8 @@ class Variants:
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
-        return wrong in expected and bounds.measure(got, expected).error <= allowed
+        is_narrow = wrong in expected and bounds.question.dtype in NARROW_TYPES
+        return is_narrow and bounds.measure(got, expected).error <= allowed
 
 
 def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
@@ -315,8 +311,7 @@ def power(question: Question, problem: Problem, bounds: Bounds, variants: Varian
         return {}
     rejected, planted = [], []
     for fault in FAULTS:
-        other = variants.of(fault)
-        if other is None:
+        if (other := variants.of(fault)) is None:
             continue
         got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
         got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
@@ -333,9 +328,8 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
 def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
-    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
-    another, right answers contradict, too: there are few conditions for it. A convention holds throughout: causality
-    that counts from one corner in some cases, and from the other in others, is a fault in these.
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name. A convention holds
+    throughout: causality that counts from one corner in some cases, and from the other in others, is a fault in these.
     """
     named = TABLES["answers"] | TABLES["former"]
     is_mixed = len({_corner(each) for each in findings} - {""}) > 1
@@ -343,8 +337,6 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     wrong = [each for each in findings if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals if name != MIXED)
     contradicted = Counter(name for each in wrong for name in each.rejected)
-    right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
-    contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
 
     def with_best(finding: Finding) -> Finding:
         names = [name for name in finding.equals if name in named]

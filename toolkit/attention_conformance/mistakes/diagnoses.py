@@ -29,12 +29,8 @@ from attention_conformance.mistakes.variants import (
 from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
 from attention_conformance.problem import NumpyArray
 
-ENDS: dict[str, Callable[[NumpyArray, NumpyArray], NumpyArray]] = {
-    "window-first": lambda rows, columns: rows - columns,
-    "window-last": lambda rows, columns: columns - rows,
-    "length-last": lambda rows, columns: columns + 0 * rows,
-}
-"""What grows towards an end of what a mask shows, by the positions of a query and a key."""
+ENDS = {"window-first": (1, -1), "window-last": (-1, 1), "length-last": (0, 1)}
+"""How far a pair lies towards an end of what a mask shows: factors of the positions of query and key."""
 
 BLOCKS = (4, 8, 16, 32, 64, 128)
 
@@ -105,8 +101,8 @@ def _not_transposed(dense: Dense) -> Answer | None:
 
 
 @given
-def _narrowed(dense: Dense, width: Callable[[int], int]) -> Dense | None:
-    kept = np.arange(dense.query.shape[-1]) < width(dense.query.shape[-1])
+def _narrowed(dense: Dense, keep: Callable[[NumpyArray], NumpyArray]) -> Dense | None:
+    kept = keep(np.arange(dense.query.shape[-1]))
     return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
 
 
@@ -164,11 +160,12 @@ def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
 
 
 @given
-def _edge(dense: Dense, place: Callable[[NumpyArray, NumpyArray], NumpyArray], more: bool) -> Dense | None:
-    """What a mask shows of each sample and head ends one key later, or one earlier, by the place of a pair."""
+def _edge(dense: Dense, of_row: int, of_column: int, more: bool) -> Dense | None:
+    """What a mask shows of each sample and head ends one key later, or one earlier."""
     if dense.mask is None or not dense.through.any():
         return None
-    at = place(*dense.positions)
+    rows, columns = dense.positions
+    at = of_row * rows + of_column * columns
     end = np.where(dense.mask, at, -at.size).max(axis=(-2, -1), keepdims=True)
     return dense.changed(mask=dense.mask | (at == end + 1) if more else dense.mask & (at != end))
 
@@ -250,10 +247,6 @@ def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
 
 def _whole(block: int, at: NumpyArray) -> NumpyArray:
     return np.asarray((at < at.size // block * block) | (at.size < block))
-
-
-def _whole_width(whole: int, size: int) -> int:
-    return size // whole * whole or size
 
 
 def _by_width(name: str, other: str, dense: Dense) -> Dense | None:
@@ -353,7 +346,7 @@ CHANGES: Changes = {
     "scale-of-padded-width": tuple(scaled(functools.partial(_padded_scale, whole)) for whole in BLOCKS[2:]),
     "softcap-after-mask": (_cap_after_mask(True), _cap_after_mask(False)),
     "sink-unshifted": (_sink_unshifted(True), _sink_unshifted(False)),
-    "last-channels-lost": tuple(_narrowed(functools.partial(_whole_width, whole)) for whole in BLOCKS[:4]),
+    "last-channels-lost": tuple(_narrowed(functools.partial(_whole, whole)) for whole in BLOCKS[:4]),
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
     "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),
@@ -364,11 +357,11 @@ CHANGES: Changes = {
         for word, at in (("first", 0), ("last", -1))
     },
     **{
-        f"{end}-key-{word}": _edge(place, is_more)
-        for end, place in ENDS.items()
+        f"{end}-key-{word}": _edge(*factors, is_more)
+        for end, factors in ENDS.items()
         for word, is_more in (("less", False), ("more", True))
     },
-    **{f"width-from-{width}-lost": _narrowed(functools.partial(min, width)) for width in (64, 128)},
+    **{f"width-from-{width}-lost": _narrowed(functools.partial(np.greater, width)) for width in (64, 128)},
     **{f"padding-to-{block}-counts": (_padded(block, False), _padded(block, True)) for block in BLOCKS},
     **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in BLOCKS},
     **{f"causality-by-blocks-of-{block}": _causal_by(functools.partial(_by_blocks, block)) for block in BLOCKS},

@@ -222,8 +222,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
             equal, unlike, is_whole = variants.equal(got, allowed, measured.result, again)
         if equal:
             break
-    is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
-    if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
+    if not equal and not question.narrow_is_habit and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
