@@ -221,7 +221,11 @@ def test_lengths_and_biases_that_are_read_wrongly_are_told(fault):
         return kernel(query, key, value, mask if mask is None or "bias" in fault else READ[fault](mask))
 
     takes = PLAIN | {"mask": "keep", "mask_name": "mask", "bias_name": "bias"}
-    cases = ("bias-130",) if "bias" in fault else ("shape-4x16-b3-d16-lengths", "shape-65x129-b3-lengths")
+    cases = (
+        ("bias-130", "shape-16x16-d16-bias")
+        if "bias" in fault
+        else ("shape-4x16-b3-d16-lengths", "shape-65x129-b3-lengths")
+    )
     findings = found(Subject(attention, **takes), *cases)
     assert {each.variant for each in agreed(list(findings.values())) if each.verdict in WRONG} == {fault}
 
