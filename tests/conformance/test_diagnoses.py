@@ -200,7 +200,7 @@ def test_what_has_explained_every_answer_is_asked_for_first():
     subject = Subject(planted.Kernel("last key lost"), **TAKES)
     cases = [f"shape-{rows}x{rows}-d16-mask" for rows in (17, 31, 33, 63, 65)]
     wrong = found(subject, *cases)
-    assert [len(each.rejected) > 20 for each in wrong.values()] == [True] * 4 + [False]
+    assert [bool(each.rejected) for each in wrong.values()] == [True] * 4 + [False]
     assert {each.variant for each in agreed(list(wrong.values()))} == {"last-key-lost"}
 
 

@@ -50,6 +50,9 @@ SMALL = 4.0
 LEADING = 4
 """Answers that a variant explains, and after which no other is asked for; one that contradicts it costs as many."""
 
+OF_SCALE = 7
+"""The line of the contract about the scale, whose faults some cases that tell little equal by chance."""
+
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
 
@@ -125,7 +128,8 @@ class Variants:
         if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], [], True
         equal, partial, unlike = dict[str, Variant](), dict[str, Variant](), set[str]()
-        evidence, rows = bounds.question.subject.known.setdefault("evidence", Counter()), _wrong_rows(got, bounds)
+        evidence = bounds.question.subject.known.setdefault("evidence", Counter())
+        rows, size = _wrong_rows(got, bounds), size_of(bounds.problem)
 
         def weigh(variant: Variant, other: Answer | None) -> None:
             """Note whether an answer is the one that was got: everywhere, or in all rows that are wrong."""
@@ -146,11 +150,9 @@ class Variants:
                 return [variant], [], True
             weigh(variant, other)
             first = next(iter(equal.values()), None)
-            may_be = [fault for fault in FAULTS if first in CONVENTIONS and fault.line == first.line]
-            for fault in may_be:  # as well as the convention
-                weigh(fault, self.of(fault))
-            is_large = size_of(bounds.problem) > MOST_PLANTED
-            if first and (is_large or first in CONVENTIONS or evidence[first.name] >= LEADING):
+            for fault in (each for each in FAULTS if first in CONVENTIONS and each.line == first.line):
+                weigh(fault, self.of(fault))  # which may give the numbers of a convention
+            if first and (first in CONVENTIONS or evidence[first.name] >= LEADING or size > MOST_PLANTED):
                 break
         unlike -= {*equal, *partial}
         evidence.update(dict.fromkeys(equal or partial, 1) | dict.fromkeys(unlike, -LEADING))
@@ -328,15 +330,18 @@ def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
 def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
-    A cause that more of the wrong answers contradict than it explains, twice over, has no name. A convention holds
-    throughout: causality that counts from one corner in some cases, and from the other in others, is a fault in these.
+    A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
+    another, right answers contradict, too: there are few conditions for it. A convention holds throughout: causality
+    that counts from one corner in some cases, and from the other in others, is a fault in these.
     """
     named = TABLES["answers"] | TABLES["former"]
     is_mixed = len({_corner(each) for each in findings} - {""}) > 1
     findings = [_as_fault(each) if is_mixed and _corner(each) in CORNERS else each for each in findings]
     wrong = [each for each in findings if each.verdict in WRONG]
-    explained = Counter(name for each in wrong for name in each.equals if name != MIXED)
+    explained = Counter(name for each in wrong for name in each.equals if name != "mixed-causal")
     contradicted = Counter(name for each in wrong for name in each.rejected)
+    right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
+    contradicted += Counter({each.name: right[each.name] // 8 for each in FAULTS if each.line == OF_SCALE})
 
     def with_best(finding: Finding) -> Finding:
         names = [name for name in finding.equals if name in named]
@@ -352,14 +357,13 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}
-MIXED = "mixed-causal"
 
 
 def _as_fault(finding: Finding) -> Finding:
     """A finding of a corner as one of a fault that gives the same numbers, or of both corners."""
     verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
     names = [name for name in finding.equals if name not in CORNERS]
-    return replace(finding, verdict=verdict, equals=(*names, MIXED))
+    return replace(finding, verdict=verdict, equals=(*names, "mixed-causal"))
 
 
 def _corner(finding: Finding) -> str:
