@@ -103,7 +103,8 @@ SLIPS = [
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
-    "keys-of-first-sample", "keys-of-score-0", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
+    "keys-of-first-sample", "padding-to-32-counts", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
+    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores",
 ]  # fmt: skip
 
 
@@ -142,20 +143,25 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             seen = seen & blocks[..., np.minimum(rows[:, 0] // 16 * 16 + 15, len(rows) - 1), :][..., columns // 16]
         if slip == "last-seen-key-lost" and mask is not None:
             seen = seen & (columns != columns[-1] - (seen & mask)[..., ::-1].argmax(axis=-1, keepdims=True))
+        if slip == "masked-scores-of-0":
+            scores, seen = np.where(seen, scores, 0), columns >= 0
         axis = {"softmax-over-queries": -2, "softmax-over-heads": -3}.get(slip, -1)
         powers = (np.exp2 if slip == "powers-of-2" else np.exp)(scores - scores.max(axis=axis, keepdims=True))
         powers = powers.astype(np.float16).astype(np.float32) if slip == "inexact" else powers
         powers = powers * (1 + ((columns >= 8) & (columns < 12))) if slip == "keys-twice" else powers
         powers = powers * (1 + 0.02 * np.sin(90 * scores)) if slip == "inexact-weights" else powers
+        powers = powers ** (1 + 0.3 * (columns >= 16)) if slip == "unequal-scores" else powers
         powers = np.where(seen[..., :1], powers, np.nan) if slip == "nan-of-hidden-block" else powers
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
         if slip == "unscaled-parts":
             tops = np.maximum.reduceat(np.where(seen, powers, 0), columns[::64], axis=-1)[..., columns // 64]
             powers = powers / np.where(tops > 0, tops, 1)
         total = powers.sum(axis=axis, keepdims=True)
-        more = {"sink-of-zero": 1, "keys-of-score-0": 3}.get(slip, 0)
+        padding = -columns.size % 32
+        more = {"sink-of-zero": 1, "keys-of-score-0": 3, "padding-to-32-counts": padding}.get(slip, 0)
         total = total + more * np.exp(-scores.max(axis=axis, keepdims=True))
         output = np.where(seen, powers / np.where(total > 0, total, 1), 0) @ value
+        output = output * np.float32(0.9 if slip == "factor" else 1)
         output = (output[..., ::-1, :] if slip == "answer-of-another" else output).astype(query.dtype)
         return output.swapaxes(1, 2).reshape(output.shape) if slip == "heads-not-transposed" else output
 
@@ -176,11 +182,59 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
     assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
 
 
+def test_a_fault_of_some_rows_alone_is_told_by_the_fault_and_its_rows():
+    def attention(query, key, value, is_causal=False):
+        output = planted.attention(query, key, value, is_causal=is_causal)
+        output[:, 1:2] = planted.attention(query, value, key, is_causal=is_causal)[:, 1:2]
+        output[..., 40:, :] = planted.Kernel("future key")(query, key, value, is_causal=is_causal)[..., 40:, :]
+        return output
+
+    cases = ("shape-33x33-h8on8-d16-causal", "shape-64x64-h1on1-d16-causal", "shape-33x33-h8on8-d16-plain")
+    subject = Subject(attention, **PLAIN | {"causal": "top-left", "causal_name": "is_causal"})
+    told = [(each.variant, each.says.partition("; ")[2]) for each in agreed(list(found(subject, *cases).values()))]
+    swapped = ("key-and-value-swapped", "all errors are in head 1")
+    assert told == [swapped, ("future-key", "all errors are in queries 40 to 62"), swapped]
+
+
+def test_what_has_explained_every_answer_is_asked_for_first():
+    subject = Subject(planted.Kernel("last key lost"), **TAKES)
+    cases = [f"shape-{rows}x{rows}-d16-mask" for rows in (17, 31, 33, 63, 65)]
+    wrong = found(subject, *cases)
+    assert [bool(each.rejected) for each in wrong.values()] == [True] * 4 + [False]
+    assert {each.variant for each in agreed(list(wrong.values()))} == {"last-key-lost"}
+
+
+READ = {
+    "length-last-key-more": lambda mask: np.arange(mask.shape[-1]) <= mask.sum(axis=-1, keepdims=True),
+    "length-last-key-less": lambda mask: np.arange(mask.shape[-1]) < mask.sum(axis=-1, keepdims=True) - 1,
+    "bias-transposed": lambda bias: np.swapaxes(bias, -1, -2) if bias.shape[-1] == bias.shape[-2] else bias,
+    "bias-of-next-key": lambda bias: np.roll(bias, 1, axis=-1),
+    "bias-of-first-sample": lambda bias: np.broadcast_to(bias[:1], bias.shape),
+}
+
+
+@pytest.mark.parametrize("fault", READ)
+def test_lengths_and_biases_that_are_read_wrongly_are_told(fault):
+    def attention(query, key, value, mask=None, bias=None):
+        kernel = planted.Kernel()
+        kernel.bias = bias if bias is None or "bias" not in fault else READ[fault](bias)
+        return kernel(query, key, value, mask if mask is None or "bias" in fault else READ[fault](mask))
+
+    takes = PLAIN | {"mask": "keep", "mask_name": "mask", "bias_name": "bias"}
+    cases = (
+        ("bias-130", "shape-16x16-d16-bias")
+        if "bias" in fault
+        else ("shape-4x16-b3-d16-lengths", "shape-65x129-b3-lengths")
+    )
+    findings = found(Subject(attention, **takes), *cases)
+    assert {each.variant for each in agreed(list(findings.values())) if each.verdict in WRONG} == {fault}
+
+
 def test_every_case_and_every_fault_has_threads_about_its_property():
     assert all(seen_before(case.name) for case in subject_cases())
     for name in TABLES["answers"] | TABLES["former"]:
         assert seen_before("gradient", name), name
-    assert {each.property for each in seen_before("bias-130", "future-key-from-128")} == {"causal"}
+    assert {each.property for each in seen_before("bias-130", "future-key-from-64")} == {"causal"}
 
 
 def flash(query, key, value, *, window_size=(-1, -1), alibi_slopes=None, before=0, sign=-1):

@@ -298,7 +298,7 @@ def test_a_stale_workspace_is_told_as_such_and_its_layout_is_not_guessed(fault):
 
 CAUSES = {
     "inverted mask": "inverted-mask", "mask of the first query": "mask-of-first-query",
-    "mask hides causality": "no-causality", "future key from 256": "hidden-keys", "scale ignored": "scale-ignored",
+    "mask hides causality": "no-causality", "future key from 256": "future-key", "scale ignored": "scale-ignored",
     "sign of the scale lost": "absolute-scale", "ragged block lost": "ragged-block-lost",
     "old maximum": "unscaled-maximum", "not divided": "other-sum",
     "keys of the first sample": "first-sample-of-key", "kept by mask's shape": "former-mask",

@@ -37,6 +37,9 @@ WRONG = ("silently wrong", "visibly wrong")
 ENDED = ("crashed", "timed out")
 """Verdicts without an answer."""
 
+EXACT = 4
+"""Cases of a likely cause that are worth one whose numbers it predicts."""
+
 QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
 
@@ -184,9 +187,9 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
     What small calls found about all of a subject comes before its cases. That state or threads matter comes before
-    other causes, as these may be guesses at what they do. A cause that predicts wrong numbers, and more than it fails
-    to, comes before one that fits where they are. What several calls disagree in comes after causes of one call. Of
-    others, what many cases show comes first.
+    other causes, as these may be guesses at what they do. A cause that fails to predict more wrong numbers than it
+    predicts comes after others, and so does what several calls disagree in. Of others, what many cases show comes
+    first, where a case counts several times whose numbers the cause predicts.
     """
     findings = list(findings)
     of_wrong = [each for each in findings if each.verdict in WRONG]
@@ -205,11 +208,18 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             not group[0].variant,
             not group[0].says,
             group[0].dtype != "-",
-            not any(each.equals for each in group) or predicted[group[0].variant] < 0,
+            predicted[group[0].variant] < 0,
             group[0].variant.startswith("unlike-"),
-            -len(group),
+            -sum(EXACT if each.equals else 1 for each in group),
         ),
     )
+
+
+def since(group: Iterable[Finding], findings: Iterable[Finding]) -> str:
+    """From how many keys on a cause is seen, where most calls that are right have fewer."""
+    least = min((each.shapes["key"][-2] for each in group if each.shapes), default=0)
+    right = [each.shapes["key"][-2] < least for each in findings if each.verdict == "right" and each.shapes]
+    return f"from {least} keys on: {sum(right)} calls of fewer keys are right" if 2 * sum(right) > len(right) else ""
 
 
 def to_row(finding: Finding) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,6 @@ from attention_conformance.mistakes.variants import (
     LEAK,
     SPREAD,
     TABLES,
-    TEXTS,
     Ask,
     Variant,
     cause,
@@ -47,8 +47,11 @@ NARROW_TYPES = ("float16", "bfloat16")
 SMALL = 4.0
 """Scores below which their errors explain little, so that those of sums are told apart."""
 
-OF_SCALE = ("uniform-weights", "no-scale", "scale-of-width", "scale-off")
-"""Faults of all calls, as some cases that tell little equal them by chance."""
+LEADING = 4
+"""Answers that a variant explains, and after which no other is asked for; one that contradicts it costs as many."""
+
+OF_SCALE = 7
+"""The line of the contract about the scale, whose faults some cases that tell little equal by chance."""
 
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
@@ -72,17 +75,15 @@ class Variants:
         except (ValueError, IndexError, MemoryError):  # a fault that these shapes do not take
             return None
 
-    def _others(self, bounds: Bounds) -> Iterator[tuple[Variant, Answer | None]]:
-        """All variants with their answers, the likeliest first."""
-        for variant in CONVENTIONS:
-            yield variant, self.of(variant)
-        question = bounds.question
-        if not question.causes:
-            return
-        yield MEMORY_OF, None
+    def _others(self, bounds: Bounds, evidence: Mapping[str, float]) -> Iterator[tuple[Variant, Answer | None]]:
+        """All variants with their answers: those that have explained answers of the subject, then the likeliest."""
+        others = [*CONVENTIONS]
+        if bounds.question.causes:
+            others += [MEMORY_OF, *FAULTS, *DIAGNOSES]
         is_large = size_of(bounds.problem) > 2 * MOST_PLANTED
-        for variant in (*FAULTS, *(() if is_large else DIAGNOSES)):
-            yield variant, self.of(variant)
+        for variant in sorted(others, key=lambda each: evidence[each.name] < LEADING):
+            if not (is_large and variant in DIAGNOSES and evidence[variant.name] <= 0):
+                yield variant, self.of(variant)
 
     def of_nonfinite(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
         """What explains a result of arrays that are not finite, where those that are attended to may give anything."""
@@ -90,7 +91,10 @@ class Variants:
         if dense is None or any(each.shape != truth[name].high.shape for name, each in got.items()):
             return None
         if all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value)):
-            return HIDDEN if dense.cotangent is None and self._is_of_hidden(got, bounds) else None
+            through = dense.through
+            late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
+            rows = {name: np.asarray(np.squeeze(late, -1) if name == "logsumexp" else late) for name in got}
+            return HIDDEN if dense.cotangent is None and _spreads(got, bounds, rows) else None
         if found := self._of_nan(got, bounds):
             return found
         mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
@@ -103,7 +107,8 @@ class Variants:
             return None
         nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
         reach = reached(dense)
-        for expected in (truth, *self._by_convention(got)):
+        others = [each for variant in CONVENTIONS if (each := self.of(variant)) and set(got) <= set(each.arrays)]
+        for expected in (truth, *(_exact(each, got) for each in others)):  # which a leak may come on top of
             mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             measured = bounds.measure(mended, expected)
@@ -111,58 +116,67 @@ class Variants:
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
 
-    def _is_of_hidden(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
-        """Whether all that is wrong is NaN, in rows whose first keys are hidden."""
-        assert self._dense is not None
-        through, truth = self._dense.through, bounds.truth.arrays
-        late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
-        rows = {name: np.squeeze(late, -1) if name == "logsumexp" else late for name in got}
-        nan = {name: np.isnan(each.astype(np.float64)) & rows[name] for name, each in got.items()}
-        mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
-        return any(each.any() for each in nan.values()) and bounds.measure(mended, truth).passes
-
-    def _by_convention(self, got: Mapping[str, NumpyArray]) -> Iterator[dict[str, Exact]]:
-        """The answers of the other conventions, which a leak may come on top of."""
-        for variant in CONVENTIONS:
-            other = self.of(variant)
-            if other is not None and set(got) <= set(other.arrays):
-                yield _exact(other, got)
-
     def equal(
         self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str, again: Callable[[], Mapping[str, NumpyArray]]
-    ) -> tuple[list[Variant], list[str]]:
-        """The variants that a wrong result equals, with all others of the call, and the names of those it does not."""
+    ) -> tuple[list[Variant], list[str], bool]:
+        """The variants that a wrong result equals, the names of others of the call, and whether it does so throughout.
+
+        Where it equals none, a fault of some heads or queries alone gives all rows that are wrong.
+        """
         if bounds.question.case.closed is not None:
-            return [], []
+            return [], [], True
         if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
-            return [of_nan], []
-        equal: list[Variant] = []
-        unlike: list[str] = []
-        for variant, other in self._others(bounds):
-            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
-                return [variant], []
-            if other is None:
-                continue
-            expected = _exact(other, got)
-            if wrong not in expected:
-                continue
+            return [of_nan], [], True
+        equal, partial, unlike = dict[str, Variant](), dict[str, Variant](), set[str]()
+        evidence = bounds.question.subject.known.setdefault("evidence", Counter())
+        rows, size = _wrong_rows(got, bounds), size_of(bounds.problem)
+
+        def weigh(variant: Variant, other: Answer | None) -> None:
+            """Note whether an answer is the one that was got: everywhere, or in all rows that are wrong."""
+            if other is None or wrong not in other.arrays:
+                return
+            expected, truth = _exact(other, got), bounds.truth.arrays
+            here = {name: _joined(rows[name], each, truth[name]) for name, each in expected.items() if name in rows}
             near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
-            is_far = variant is not FINITE or not near.measure(got, near.truth.arrays).passes
-            if not (is_far and near.measure(got, expected).passes):
-                unlike.append(variant.name)
-            elif variant.name not in [each.name for each in equal]:
-                equal.append(variant)
-            if equal and (equal[0] in CONVENTIONS or size_of(bounds.problem) > MOST_PLANTED):
-                equal += [
-                    each
-                    for each in FAULTS
-                    if equal[0].name in CORNERS and each.name == "no-causality" and self.predicts(got, bounds, each)
-                ]
+            if (variant is FINITE and near.measure(got, truth).passes) or not near.measure(got, here).passes:
+                unlike.add(variant.name)
+            elif near.measure(got, expected).passes:
+                equal.setdefault(variant.name, variant)
+            elif variant not in CONVENTIONS:
+                partial.setdefault(variant.name, variant)
+
+        for variant, other in self._others(bounds, evidence):
+            if variant is MEMORY_OF and not equal and self._is_other(got, again, bounds):
+                return [variant], [], True
+            weigh(variant, other)
+            first = next(iter(equal.values()), None)
+            for fault in (each for each in FAULTS if first in CONVENTIONS and each.line == first.line):
+                weigh(fault, self.of(fault))  # which may give the numbers of a convention
+            if first and (first in CONVENTIONS or evidence[first.name] >= LEADING or size > MOST_PLANTED):
                 break
-        if not equal and self._dense is not None and not np.isfinite(self._dense.query).all():
-            equal = [SPREAD] * _spreads(got, bounds)  # after the conventions of masked rows
-        named = {each.name for each in equal}
-        return equal, [name for name in unlike if name not in named]
+        unlike -= {*equal, *partial}
+        evidence.update(dict.fromkeys(equal or partial, 1) | dict.fromkeys(unlike, -LEADING))
+        if not (equal or partial) and self._dense is not None and not np.isfinite(self._dense.query).all():
+            return [SPREAD] * _spreads(got, bounds), [*unlike], True  # after the conventions of masked rows
+        return [*(equal or partial).values()], [*unlike], bool(equal) or not partial
+
+    def of_factor(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """What explains results that are the right ones times one number: the names of that number, if it has any."""
+        truth, factors, expected = bounds.truth.arrays, dict[str, float](), dict[str, Exact]()
+        for name, each in got.items():
+            (high, low, size), wide = truth[name], each.astype(np.float64)
+            if wide.shape == high.shape and not bounds.measure({name: each}, truth).passes:
+                known = np.isfinite(wide) & np.isfinite(high)
+                factor = float((wide * high)[known].sum() / ((high**2)[known].sum() or 1.0))
+                factors[name], expected[name] = factor, Exact(factor * high, factor * low, abs(factor) * size)
+        if not factors or self._dense is None or not bounds.measure(got, truth | expected).passes:
+            return []
+        (first, factor), scale = next(iter(factors.items())), self._dense.scale
+        what = first if bounds.problem.cotangent is None else f"gradient of {first}"
+        usual = {"unscaled": 1 / scale if scale else 0, "scaled-twice": scale, "averaged": 1 / self._dense.group_size}
+        words = [word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
+        names = {f"gradient-of-{'-and-'.join(factors)}-{word}" for word in words} & {*TABLES["answers"]}
+        return [cause(name) for name in sorted(names)] or [cause("factor", what, factor)]
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
@@ -229,7 +243,8 @@ class Variants:
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
-        return wrong in expected and bounds.measure(got, expected).error <= allowed
+        is_narrow = wrong in expected and bounds.question.dtype in NARROW_TYPES
+        return is_narrow and bounds.measure(got, expected).error <= allowed
 
 
 def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
@@ -237,34 +252,52 @@ def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
     return {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
 
 
-def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> Variant | None:
+def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:
+    """The rows of each result that are wrong; all of one that has another shape."""
+    found = {}
+    for name, each in got.items():
+        exact, dtype = bounds.truth.arrays[name], bounds.dtype(name)
+        if each.shape != exact.high.shape:
+            return {name: np.asarray(True) for name in got}
+        wrong = ~(errors_of(each, exact, dtype) <= bounds.bound(name, dtype))
+        found[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
+    return found
+
+
+def _joined(where: NumpyArray, first: Exact, second: Exact) -> Exact:
+    return Exact(*(np.where(where, *both) for both in zip(first, second, strict=True)))
+
+
+def of_another(got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
     """The row of the right output that a wrong one is, where all that are wrong are some other one."""
     if set(got) != {"output"} or got["output"].shape != bounds.truth.arrays["output"].high.shape:
-        return None
+        return []
     truth, dtype = bounds.truth.arrays["output"], bounds.dtype("output")
     bound, leading = bounds.bound("output", dtype), truth.high.shape[:-1]
     output, high, low, scale = (each.reshape(-1, truth.high.shape[-1]) for each in (got["output"], *truth))
     (wrong,) = np.nonzero((errors_of(output, Exact(high, low, scale), dtype) > bound).any(axis=-1))
     wrong, others = wrong[:: max(1, wrong.size // MOST_ROWS)], list[int]()
     if len(leading) != 3 or not wrong.size or wrong.size * high.size > MOST_PLANTED:
-        return None
+        return []
     for at in wrong:
         near = (errors_of(np.broadcast_to(output[at], high.shape), Exact(high, low, scale), dtype) <= bound).all(
             axis=-1
         )
         if not output[at].any() or not near.any():
-            return None
+            return []
         others.append(int(near.argmax()))
     places = (np.unravel_index(at, leading)[::-1] for at in (wrong[0], others[0]))
-    return cause("answer-of-another", *itertools.chain(*places))
+    return [cause("answer-of-another", *itertools.chain(*places))]
 
 
-def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds) -> bool:
-    """Whether all that is wrong is NaN, some of it in the place of a number."""
+def _spreads(got: Mapping[str, NumpyArray], bounds: Bounds, where: Mapping[str, NumpyArray] | None = None) -> bool:
+    """Whether all that is wrong is NaN, some of it in the place of a number: anywhere, or in some places alone."""
     truth = bounds.truth.arrays
     if any(each.shape != truth[name].high.shape for name, each in got.items()):
         return False
-    nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
+    nan = {
+        name: np.isnan(each.astype(np.float64)) & (True if where is None else where[name]) for name, each in got.items()
+    }
     mended = {name: _mended(each, nan[name], truth[name]) for name, each in got.items()}
     is_elsewhere = any((nan[name] & np.isfinite(truth[name].high)).any() for name in got)
     return is_elsewhere and bounds.measure(mended, truth).passes
@@ -280,8 +313,7 @@ def power(question: Question, problem: Problem, bounds: Bounds, variants: Varian
         return {}
     rejected, planted = [], []
     for fault in FAULTS:
-        other = variants.of(fault)
-        if other is None:
+        if (other := variants.of(fault)) is None:
             continue
         got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
         got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
@@ -299,33 +331,27 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
     """The findings with the cause that explains the most of them, where several equal what is wrong.
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
-    another, right answers contradict, too: there are few conditions for it. Causality that counts from one corner in
-    some cases, and from the other in others, follows neither convention; perhaps it is lost in these.
+    another, right answers contradict, too: there are few conditions for it. A convention holds throughout: causality
+    that counts from one corner in some cases, and from the other in others, is a fault in these.
     """
     named = TABLES["answers"] | TABLES["former"]
+    is_mixed = len({_corner(each) for each in findings} - {""}) > 1
+    findings = [_as_fault(each) if is_mixed and _corner(each) in CORNERS else each for each in findings]
     wrong = [each for each in findings if each.verdict in WRONG]
-    explained = Counter(name for each in wrong for name in each.equals)
+    explained = Counter(name for each in wrong for name in each.equals if name != "mixed-causal")
     contradicted = Counter(name for each in wrong for name in each.rejected)
     right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
-    contradicted += Counter({name: right[name] // 8 for name in OF_SCALE})
-    corners = {_corner(each) for each in findings}
-    is_mixed = "right" in corners and bool(corners & CORNERS)
-    mixed = [{*each.equals} - CORNERS for each in findings if _is_corner(each)]
-    lost = "no-causality" if mixed and all("no-causality" in each for each in mixed) else "mixed-causal"
+    contradicted += Counter({each.name: right[each.name] // 8 for each in FAULTS if each.line == OF_SCALE})
 
     def with_best(finding: Finding) -> Finding:
-        if is_mixed and _is_corner(finding):
-            verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
-            line, says = TEXTS[lost]
-            return replace(finding, variant=lost, says=says, line=line, verdict=verdict, equals=(lost,))
         names = [name for name in finding.equals if name in named]
         if not names or finding.verdict not in WRONG:
             return finding
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         if contradicted[best] > 2 * explained[best]:
             return replace(finding, variant="", says="", line=0)
-        line, says = named[best]
-        return replace(finding, variant=best, says=says, line=line)
+        (line, says), (_, _, where) = named[best], finding.says.partition("; ")
+        return replace(finding, variant=best, says="; ".join(filter(None, (says, where))), line=line)
 
     return [with_best(each) for each in findings]
 
@@ -333,14 +359,16 @@ def agreed(findings: Sequence[Finding]) -> list[Finding]:
 CORNERS = {"top-left-causal", "bottom-right-causal"}
 
 
-def _is_corner(finding: Finding) -> bool:
-    return finding.variant in CORNERS and not finding.case.startswith("probe")
+def _as_fault(finding: Finding) -> Finding:
+    """A finding of a corner as one of a fault that gives the same numbers, or of both corners."""
+    verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
+    names = [name for name in finding.equals if name not in CORNERS]
+    return replace(finding, verdict=verdict, equals=(*names, "mixed-causal"))
 
 
 def _corner(finding: Finding) -> str:
     """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
-    queries, keys = (finding.shapes[name][-2] for name in ("query", "key")) if finding.shapes else (0, 0)
-    if finding.variant in CORNERS:
-        return finding.variant
-    is_shown = finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1
-    return "right" * is_shown
+    if finding.variant in CORNERS or not finding.shapes:
+        return finding.variant * bool(finding.shapes)  # small calls have told before
+    queries, keys = (finding.shapes[name][-2] for name in ("query", "key"))
+    return "right" * (finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attention_conformance.mistakes.variants import (
-    Change,
+    AXES,
     Changes,
     cause,
     causes,
@@ -23,14 +23,16 @@ from attention_conformance.mistakes.variants import (
     heads_in_turn,
     keys_left,
     scaled,
-    shifted_from,
+    undivided,
     with_logsumexp,
 )
 from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
 from attention_conformance.problem import NumpyArray
 
+ENDS = {"window-first": (1, -1), "window-last": (-1, 1), "length-last": (0, 1)}
+"""How far a pair lies towards an end of what a mask shows: factors of the positions of query and key."""
+
 BLOCKS = (4, 8, 16, 32, 64, 128)
-EDGES = (16, 32, 128, 256, 512, 1024)
 
 
 def _scores(dense: Dense) -> NumpyArray:
@@ -99,8 +101,8 @@ def _not_transposed(dense: Dense) -> Answer | None:
 
 
 @given
-def _narrowed(dense: Dense, width: Callable[[int], int]) -> Dense | None:
-    kept = np.arange(dense.query.shape[-1]) < width(dense.query.shape[-1])
+def _narrowed(dense: Dense, keep: Callable[[NumpyArray], NumpyArray]) -> Dense | None:
+    kept = keep(np.arange(dense.query.shape[-1]))
     return None if kept.all() else dense.changed(query=np.where(kept, dense.query, 0))
 
 
@@ -127,10 +129,9 @@ def _either(dense: Dense) -> Dense | None:
     return dense.changed(mask=dense.mask | (columns <= rows + dense.causal), causal=None)
 
 
-def _mask_transposed(dense: Dense) -> Dense | None:
-    mask = dense.mask
-    is_square = mask is not None and mask.shape[-1] == mask.shape[-2]
-    return dense.changed(mask=np.swapaxes(mask, -1, -2)) if mask is not None and is_square else None
+def _transposed(array: NumpyArray, dense: Dense) -> NumpyArray:
+    """Queries and keys exchanged, where there are as many."""
+    return np.swapaxes(array, -1, -2) if array.shape[-2:] == (array.shape[-1],) * 2 else array
 
 
 @given
@@ -148,15 +149,6 @@ def _sink_unshifted(dense: Dense, with_sink: bool) -> Answer | None:
     return truth.of(output=truth.arrays["output"] * factor[..., None], logsumexp=top + np.log(total))
 
 
-def _undivided(dense: Dense) -> Answer | None:
-    if dense.cotangent is not None:
-        return None
-    truth = answer(dense)
-    top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
-    factor = np.exp(np.where(np.isfinite(top), logsumexp - top, 0))[..., None]
-    return truth.of(output=truth.arrays["output"] * factor)
-
-
 def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top = np.log(truth.arrays["weights"].max(axis=-1, initial=0.0)) + truth.arrays["logsumexp"]
     return np.asarray(top if dense.sinks is None else np.maximum(top, dense.sinks[:, None]))
@@ -168,24 +160,30 @@ def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
 
 
 @given
-def _edge(dense: Dense, last: bool, more: bool) -> Dense | None:
-    """A window with one key more, or one less, at an end."""
-    if dense.mask is None or dense.causal is not None or not dense.through.any():
+def _edge(dense: Dense, of_row: int, of_column: int, more: bool) -> Dense | None:
+    """What a mask shows of each sample and head ends one key later, or one earlier."""
+    if dense.mask is None or not dense.through.any():
         return None
     rows, columns = dense.positions
-    distance = columns - rows if last else rows - columns
-    end = np.where(dense.through, distance, -distance.size).max()
-    return dense.changed(mask=dense.mask | (distance == end + 1) if more else dense.mask & (distance != end))
+    at = of_row * rows + of_column * columns
+    end = np.where(dense.mask, at, -at.size).max(axis=(-2, -1), keepdims=True)
+    return dense.changed(mask=dense.mask | (at == end + 1) if more else dense.mask & (at != end))
 
 
 @given
-def _factor(dense: Dense, names: Sequence[str], factor: Callable[[Dense], float]) -> Answer | None:
-    """Some gradients times a number."""
-    number = factor(dense)
-    if dense.cotangent is None or number == 1.0:
+def _padded(dense: Dense, block: int, is_first: bool) -> Dense | None:
+    """Zeros behind the keys, up to a whole block, before the masks or behind them: none but causality hides these."""
+    more = -dense.key.shape[-2] % block
+    if not more or dense.cotangent is not None:
         return None
-    truth = answer(dense)
-    return truth.of(**{**truth.arrays, **{name: truth.arrays[name] * number for name in names}})
+    through = dense.through if is_first else dense.changed(causal=None).through
+    bias = np.broadcast_to(_finite_bias(dense), through.shape)
+    key, value = (np.pad(each, [(0, 0)] * (each.ndim - 2) + [(0, more), (0, 0)]) for each in (dense.key, dense.value))
+    mask, bias = (
+        np.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, more)], constant_values=filled)
+        for each, filled in ((through, True), (bias, 0.0))
+    )
+    return dense.changed(key=key, value=value, mask=mask, bias=bias, causal=None if is_first else dense.causal)
 
 
 @given
@@ -247,38 +245,6 @@ def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
     return np.where(np.isfinite(logsumexp)[..., None], np.exp(_scores(dense) - logsumexp[..., None]), 0)
 
 
-def _gradients() -> Changes:
-    def name(names: Sequence[str]) -> str:
-        return f"gradient-of-{'-and-'.join(names)}"
-
-    found: dict[str, Change] = {}
-    for names in (("query",), ("key",), ("query", "key")):
-        found[f"{name(names)}-unscaled"] = _factor(names, lambda dense: 1 / dense.scale if dense.scale else 1.0)
-        found[f"{name(names)}-scaled-twice"] = _factor(names, lambda dense: dense.scale)
-    for names in (("key", "value"), ("key",), ("value",)):
-        found[f"{name(names)}-of-last-query-head"] = _one_of_group(names, -1)
-        found[f"{name(names)}-of-first-query-head"] = _one_of_group(names, 0)
-        found[f"{name(names)}-averaged"] = _factor(names, lambda dense: 1 / dense.group_size)
-    for axis, word in ((-4, "sample"), (-3, "head"), (-2, "query")):
-        found[f"gradient-of-bias-of-first-{word}"] = _bias_of_first(axis)
-    return found
-
-
-def _edges() -> Changes:
-    found: dict[str, Change] = {}
-    for last, end in ((False, "first"), (True, "last")):
-        found[f"window-{end}-key-less"], found[f"window-{end}-key-more"] = _edge(last, False), _edge(last, True)
-    for edge in EDGES:
-        found[f"future-key-from-{edge}"], found[f"strict-from-{edge}"] = shifted_from(1, edge), shifted_from(-1, edge)
-    for width in (64, 128):
-        found[f"width-from-{width}-lost"] = _narrowed(functools.partial(min, width))
-    for block in BLOCKS:
-        found[f"ragged-block-of-{block}-lost"] = keys_left(functools.partial(_whole, block))
-        found[f"causality-by-blocks-of-{block}"] = _causal_by(functools.partial(_by_blocks, block))
-        found[f"causality-anew-at-{block}"] = _causal_by(functools.partial(_anew, block))
-    return found
-
-
 def _whole(block: int, at: NumpyArray) -> NumpyArray:
     return np.asarray((at < at.size // block * block) | (at.size < block))
 
@@ -298,6 +264,14 @@ def _unhidden(dense: Dense) -> Dense | None:
         return None
     bias = _finite_bias(dense) + np.where(dense.through, 0, -1e4)
     return dense.changed(mask=None, causal=None, bias=bias)
+
+
+def _masked_to_zero(dense: Dense) -> Dense | None:
+    """The scores of masked keys are 0, as by a product with the mask."""
+    if dense.cotangent is not None or dense.softcap is not None or dense.through.all():
+        return None
+    scores = np.where(dense.through, _scores(dense.changed(bias=_finite_bias(dense))), 0)
+    return dense.changed(mask=None, causal=None, bias=None).scored(scores)
 
 
 def _finite_bias(dense: Dense) -> NumpyArray | float:
@@ -320,7 +294,11 @@ CHANGES: Changes = {
     "causality-of-first-query": _causal_by(lambda rows, columns: columns <= rows.min()),
     "mask-or-causality": _either,
     "sink-of-zero": _sink_of_zero,
-    "mask-transposed": _mask_transposed,
+    "mask-transposed": changed("mask", _transposed),
+    "bias-transposed": changed("bias", _transposed),
+    "masked-scores-of-0": _masked_to_zero,
+    "bias-of-next-key": changed("bias", lambda bias, dense: np.roll(bias, 1, axis=-1)),
+    "mask-of-any-sample": changed("mask", lambda mask, dense: np.asarray(mask.any(axis=0, keepdims=True))),
     "keys-after-hidden-lost": lambda dense: (
         None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
     ),
@@ -334,7 +312,7 @@ CHANGES: Changes = {
     "key-and-value-swapped": lambda dense: (
         dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None
     ),
-    "not-divided": _undivided,
+    "not-divided": undivided(_maximum),
     "first-sample-of-key": first_of(-4, "key"),
     "first-sample-of-value": first_of(-4, "value"),
     "scale-ignored": scaled(lambda dense: dense.query.shape[-1] ** -0.5 if dense.query.shape[-1] else dense.scale),
@@ -346,6 +324,11 @@ CHANGES: Changes = {
     "softcap-before-scale": _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap)),
     "softcap-not-multiplied": _capped(lambda product, scale, cap: np.tanh(scale * product / cap)),
     "softcap-not-divided": _capped(lambda product, scale, cap: cap * np.tanh(scale * product)),
+    "sinks-of-others": (
+        changed("sinks", lambda sinks, dense: sinks[np.arange(sinks.size) // dense.group_size * dense.group_size]),
+        changed("sinks", lambda sinks, dense: sinks.reshape(-1, dense.group_size).T.reshape(-1)),
+        changed("sinks", lambda sinks, dense: np.roll(sinks, 1)),
+    ),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
     "sink-twice": changed("sinks", lambda sinks, dense: sinks + math.log(2.0)),
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
@@ -363,12 +346,26 @@ CHANGES: Changes = {
     "scale-of-padded-width": tuple(scaled(functools.partial(_padded_scale, whole)) for whole in BLOCKS[2:]),
     "softcap-after-mask": (_cap_after_mask(True), _cap_after_mask(False)),
     "sink-unshifted": (_sink_unshifted(True), _sink_unshifted(False)),
-    "last-channels-lost": _narrowed(lambda size: size // 16 * 16 or size),
+    "last-channels-lost": tuple(_narrowed(functools.partial(_whole, whole)) for whole in BLOCKS[:4]),
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
     "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),
-    **_gradients(),
-    **_edges(),
+    **{f"gradient-of-bias-of-first-{word}": _bias_of_first(axis) for word, axis in AXES.items()},
+    **{
+        f"gradient-of-{'-and-'.join(names)}-of-{word}-query-head": _one_of_group(names, at)
+        for names in (("key", "value"), ("key",), ("value",))
+        for word, at in (("first", 0), ("last", -1))
+    },
+    **{
+        f"{end}-key-{word}": _edge(*factors, is_more)
+        for end, factors in ENDS.items()
+        for word, is_more in (("less", False), ("more", True))
+    },
+    **{f"width-from-{width}-lost": _narrowed(functools.partial(np.greater, width)) for width in (64, 128)},
+    **{f"padding-to-{block}-counts": (_padded(block, False), _padded(block, True)) for block in BLOCKS},
+    **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in BLOCKS},
+    **{f"causality-by-blocks-of-{block}": _causal_by(functools.partial(_by_blocks, block)) for block in BLOCKS},
+    **{f"causality-anew-at-{block}": _causal_by(functools.partial(_anew, block)) for block in BLOCKS},
 }
 
 DIAGNOSES = (FINITE, *causes(CHANGES))

@@ -18,6 +18,7 @@ from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.measures import drawn
 from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
+from attention_conformance.measure.where import Worst
 from attention_conformance.mistakes.former import CALL, STRIDES
 from attention_conformance.mistakes.variants import TABLES, Ask, Change, Variant, cause, keys_left, unscaled
 from attention_conformance.oracle.dense import Dense, answer, dense_of
@@ -102,23 +103,14 @@ def has_narrow_sums(question: Question, judge: Callable[[Question], Finding]) ->
     return bool(known[key].verdict == "silently wrong" and known[key].error > MOST_UNITS)
 
 
-def mixes_sinks(question: Question, judge: Callable[[Question], Finding]) -> bool:
-    """Whether it is right where all heads have one sink."""
-    problem, case = drawn(question), question.case
-    if "sinks" not in problem.arrays:
-        return False
-    one = problem.holding(sinks=np.full_like(problem.arrays["sinks"], problem.arrays["sinks"].max()))
-    return judge(replace(question, case=replace(case, inputs=lambda _: one), power=False, causes=False)).passed is True
-
-
-def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, predicts: Predicts) -> Variant | None:
-    """What the weights of a row are, and of which head, as values that are indicators show it.
+def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, predicts: Predicts) -> list[Variant]:
+    """What the weights of the row with the worst error are, and of which head, as values that are indicators show it.
 
     A cause that ``predicts`` all that is wrong comes before one that fits this row.
     """
-    if problem.cotangent is not None or problem.score_mod is not None or len(problem.sizes[0]) != 1:
-        return None
-    sample, head, _ = row
+    if worst is None or worst.result != "output" or problem.score_mod is not None or len(problem.sizes[0]) != 1:
+        return []
+    sample, head, _ = row = worst.index[:3]
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
     dense = dense_of(meant(problem, question.subject))
@@ -138,14 +130,14 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
     entry = sample * groups + head // shared
     of_heads = np.arange(value.shape[0] * groups).reshape(-1, groups, 1, 1) % width == np.arange(width)
     got = shown(of_heads.astype(np.float64))
-    if weights.sum() > 0.5 and got.argmax() != entry % width and got.max() > 0.9:
-        other = int(got.argmax())
-        return cause("other-values", head, sample, other % groups, other // groups)
+    other = int(got.argmax())
+    if weights.sum() > 0.5 and other != entry % width and other < of_heads.shape[0] * groups and got.max() > 0.9:
+        return [cause("other-values", head, sample, other % groups, other // groups)]
     size = -(-keys // width)
     got, expected = sums(0, size)
     (blocks,) = np.nonzero(expected > 1e-3 / width)
     if not (np.isfinite(got).all() and blocks.size):
-        return None
+        return []
     ratios = got[blocks] / expected[blocks]
     alike = ALIKE if question.dtype in NARROW_TYPES else ALIKE / 10
     kept = -np.sort(-ratios[ratios > 0.1]) if (ratios > 0.1).any() else np.ones(1)
@@ -172,7 +164,7 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
         (first, factor), (last, _) = edge(blocks[odd[0]], False), edge(blocks[odd[[*ends, -1][0]]], True)
         guesses = list(_guesses(dense, first, last, factor))
         if exact := next(filter(predicts, guesses), None):
-            return exact
+            return [exact]
         told = guesses[0 if factor < 0.1 else -1]
     elif usual < 1:
         count = (1 / usual - 1) * math.exp(answer(dense).arrays["logsumexp"][row])
@@ -180,15 +172,18 @@ def read(question: Question, problem: Problem, row: tuple[int, ...], ask: Ask, p
         zeros = cause("keys-of-score-0", f"{count:.3g}", change=functools.partial(Dense.changed, sinks=sinks))
         told = zeros if dense.sinks is None and predicts(zeros) else told
     if another := _of_another(dense, row, ask(problem)["output"][row]):
-        return another
+        return [another]
     if ((expected == 0) & (got > 1e-3 / width)).any():
-        return cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)
-    worst = abs(ratios - 1).max()
-    if worst < alike or (runs in (1, 2) and told.name == "lost-keys"):
-        return told if runs else None
-    if _falling(question, problem, row, weights, ask) < worst / 10:
-        return cause("unscaled-maximum")
-    return cause("inexact-weights", 100 * worst) if runs > 2 and worst < 1 / 4 else told
+        return [cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)]
+    off = abs(ratios - 1).max()
+    if off < alike:
+        return [told] if runs else []
+    falling, equal = (each < off / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    if falling and equal:
+        return [cause("unscaled-maximum")]
+    if runs > 2 and off < 1 / 4:
+        return [cause("inexact-weights", 100 * off)]
+    return [cause("unequal-scores") if equal else told]
 
 
 def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Variant]:
@@ -256,15 +251,15 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
     return cause("mask-of-another", query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
 
 
-def _falling(question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask) -> float:
-    """The error of a row where no block has a new maximum: with keys in the order of its weights, and equal scores."""
+def _errors_in_order(
+    question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
+) -> Iterator[float]:
+    """The errors of a row where no block has a new maximum: with keys in the order of its weights; and equal scores."""
     whole = positioned(problem, question.subject).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
     zeros = {name: np.zeros_like(whole.arrays[name]) for name in ("query", "bias") if name in whole.arrays}
-    errors = []
     for other in (taken(whole, -1, np.argsort(-weights, kind="stable")), whole.holding(**zeros)):
         changed = fit(other, question.subject)
         truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
-        errors.append(float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max()))
-    return max(errors)
+        yield float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())

@@ -6,6 +6,7 @@ little, and so each report counts how many of the faults its bounds reject.
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Concatenate, ParamSpec, TypeAlias
 import numpy as np
 
 from attention_conformance.oracle.dense import Answer, Dense, answer
-from attention_conformance.problem import NumpyArray, Problem, put
+from attention_conformance.problem import NumpyArray, Problem
 
 Ask: TypeAlias = Callable[[Problem], Mapping[str, NumpyArray]]
 """One call of a subject."""
@@ -24,6 +25,12 @@ Changed: TypeAlias = Dense | Answer | None
 """Another problem, or another answer; None where a change does not apply, as the truth is the same."""
 
 OPERANDS = ("query", "key", "value")
+
+PARTS = {"mask": "mask", "bias": "bias", "causality": "causal", "softcap": "softcap", "sinks": "sinks"}
+"""What an attention may lack, by its word."""
+
+AXES = {"sample": -4, "head": -3, "query": -2}
+"""The axes of masks besides that of the keys."""
 
 Change: TypeAlias = Callable[[Dense], Changed]
 Arguments = ParamSpec("Arguments")
@@ -163,18 +170,14 @@ def _lowest_hides(dense: Dense) -> Dense | None:
     return dense.changed(bias=np.where(lowest, -np.inf, dense.bias)) if lowest.any() else None
 
 
-def _first(array: NumpyArray, axis: int) -> NumpyArray:
-    if array.ndim < -axis:
-        return array
-    return np.asarray(np.repeat(np.take(array, [0], axis=axis), array.shape[axis], axis=axis))
-
-
 @given
 def first_of(dense: Dense, axis: int, *names: str) -> Dense | None:
-    """Key or value of the first head, or of the first sample, for all."""
-    if dense.key.ndim < -axis or dense.key.shape[axis] < 2:
+    """Arrays of the first sample, head or query, for all."""
+    arrays = {name: getattr(dense, name) for name in names}
+    if any(each is None or each.ndim < -axis or each.shape[axis] < 2 for each in arrays.values()):
         return None
-    return dense.changed(**{name: _first(getattr(dense, name), axis) for name in names})
+    first = {name: np.take(each, np.zeros(each.shape[axis], int), axis=axis) for name, each in arrays.items()}
+    return dense.changed(**first)
 
 
 @given
@@ -213,17 +216,15 @@ def _rounded(dense: Dense, name: str, bits: int) -> Dense:
     return dense.changed(**{name: np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)})
 
 
-def _last_row_lost(array: NumpyArray) -> NumpyArray:
-    return array if array.ndim < 2 or array.shape[-2] < 2 else put(array, (..., -1, slice(None)), 0)
-
-
-def _unnormalized(dense: Dense) -> Answer | None:
+@given
+def undivided(dense: Dense, top: Callable[[Dense, Answer], NumpyArray]) -> Answer | None:
+    """The output is not divided by the sum of the powers, which are of differences to some number."""
     if dense.cotangent is not None:
         return None
     truth = answer(dense)
-    with np.errstate(all="ignore"):
-        factor = np.minimum(np.exp(np.where(truth.arrays["logsumexp"] > -np.inf, truth.arrays["logsumexp"], 0)), 1e30)
-    return truth.of(output=truth.arrays["output"] * factor[..., None])
+    shift, logsumexp = top(dense, truth), truth.arrays["logsumexp"]
+    power = np.where(np.isfinite(shift) & np.isfinite(logsumexp), logsumexp - shift, 0)
+    return truth.of(output=truth.arrays["output"] * np.exp(np.minimum(power, 69))[..., None])
 
 
 @given
@@ -346,17 +347,15 @@ FAULTS = causes(
         "scale-of-width": scaled(lambda dense: dense.scale**2),
         "scale-off": scaled(lambda dense: 1.1 * dense.scale),
         "absolute-scale": scaled(lambda dense: abs(dense.scale)),
-        "no-mask": _without("mask"),
+        **{f"no-{word}": _without(name) for word, name in PARTS.items()},
+        **{
+            f"{name}-of-first-{word}": first_of(axis, name)
+            for (word, axis), name in itertools.product(AXES.items(), ("mask", "bias"))
+        },
         "inverted-mask": changed("mask", lambda mask, dense: ~mask),
-        "mask-of-first-head": changed("mask", lambda mask, dense: _first(mask, -3)),
-        "mask-of-first-sample": changed("mask", lambda mask, dense: _first(mask, -4)),
-        "mask-of-first-query": changed("mask", lambda mask, dense: _first(mask, -2)),
-        "no-bias": _without("bias"),
         "scaled-bias": changed("bias", lambda bias, dense: np.where(np.isfinite(bias), bias * dense.scale, bias)),
         "negated-bias": changed("bias", lambda bias, dense: np.where(np.isfinite(bias), -bias, bias)),
         "lowest-bias-hides": _lowest_hides,
-        "bias-of-first-head": changed("bias", lambda bias, dense: _first(bias, -3)),
-        "no-causality": _without("causal"),
         "strict-causality": shifted_from(-1),
         "future-key": shifted_from(1),
         "future-key-from-64": shifted_from(1, 64),
@@ -365,7 +364,6 @@ FAULTS = causes(
         "first-key-lost": keys_left(lambda at: (at > 0) | (at.size == 1)),
         "ragged-block-lost": keys_left(lambda at: at < at.size // 64 * 64 if at.size > 64 else at >= 0),
         "first-block-alone": keys_left(lambda at: at < 64),
-        "last-query-lost": _out(_last_row_lost),
         "stale-maximum": unscaled(64, np.add),
         "heads-in-turn": heads_in_turn("key", "value"),
         "first-key-head": first_of(-3, "key", "value"),
@@ -373,10 +371,8 @@ FAULTS = causes(
         "next-value": lambda dense: (
             dense.changed(value=np.roll(dense.value, 1, axis=-2)) if dense.key.shape[-2] > 1 else None
         ),
-        "no-softcap": _without("softcap"),
         "softcap-after-bias": _cap_after_bias,
-        "no-sinks": _without("sinks"),
-        "unnormalized": _unnormalized,
+        "unnormalized": undivided(lambda dense, truth: np.zeros_like(truth.arrays["logsumexp"])),
         "query-of-5-bits": _rounded("query", 4),
         "value-of-5-bits": _rounded("value", 4),
     }

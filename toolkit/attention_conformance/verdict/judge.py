@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -31,10 +32,8 @@ from attention_conformance.measure.question import Question, Truth, truth_of
 from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
-    Predicts,
     has_narrow_sums,
     is_exact,
-    mixes_sinks,
     read,
     simplest,
 )
@@ -186,11 +185,11 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     missing = [name for name in wanted if name not in got]
     if missing:
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
-    kinds = {name: _kind(question, name, problem) for name in got}
     is_any = question.subject.keeps_dtype is False
     is_wide = question.dtype == "float64" and question.library is None  # many kernels have it in float32 always
-    got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
     bounds = Bounds(question, problem, truth)
+    kinds = {name: bounds.dtype(name) for name in got}
+    got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
     measured = bounds.measure(got, truth.arrays)
     found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
     if measured.passes and not question.power:
@@ -200,7 +199,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     found = replace(found, verdict=verdict, **bounds.located(measured, got))
-    unlike: list[str] = []
+    unlike, is_whole = list[str](), True
     may_ask = question.causes and question.library is None and question.is_trusted
     is_wide_right = question.narrow_is_habit and not may_ask
     equal = variants.former(got, bounds)
@@ -220,41 +219,29 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
             equal, unlike = [inaccurate], []
         else:
-            equal, unlike = variants.equal(got, allowed, measured.result, again)
+            equal, unlike, is_whole = variants.equal(got, allowed, measured.result, again)
         if equal:
             break
-    is_narrow_alone = question.dtype in NARROW_TYPES and not question.narrow_is_habit
-    if not equal and is_narrow_alone and variants.explain_narrow(got, bounds, measured.result):
+    if not equal and not question.narrow_is_habit and variants.explain_narrow(got, bounds, measured.result):
         equal = [NARROW]
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
-    if not equal and may_ask and mixes_sinks(question, judged):
-        equal = [cause("sinks-of-others")]
     exact = [each.name for each in equal if is_exact(each.name)]
-    if not equal and question.causes and (another := of_another(got, bounds)):
-        equal, exact = [another], [another.name]
-    elif not equal:
-        unlike = [*unlike, "answer-of-another"]
+    if not equal and question.causes:
+        equal = variants.of_factor(got, bounds) or of_another(got, bounds)
+        exact, unlike = [each.name for each in equal], [*unlike, *["answer-of-another"] * (not equal)]
     is_sure = bool(equal)
     if not equal and ask is not None and may_ask and "channel" not in found.says:
         predicts = functools.partial(variants.predicts, got, bounds)
-        equal = [each for each in [_shown(question, problem, found, ask, predicts)] if each is not None]
+        with contextlib.suppress(Exception):  # whatever a subject raises for other values
+            equal = read(question, problem, found.worst, ask, predicts)
         exact = [each.name for each in equal if predicts(each)]
     if not (is_sure or exact) and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
     found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
-    return _with_cause(found, question, equal, is_poison and not variants.fills_empty(problem, ask))
-
-
-def _shown(question: Question, problem: Problem, found: Finding, ask: Ask, predicts: Predicts) -> Variant | None:
-    """What values that are indicators show of the row with the largest error."""
-    if found.worst is None or found.worst.result != "output" or len(found.worst.index) != 4:
-        return None
-    try:
-        return read(question, problem, found.worst.index[:3], ask, predicts)
-    except Exception:  # whatever a subject raises for other values
-        return None
+    is_poison = is_poison and not variants.fills_empty(problem, ask)
+    return _with_cause(found, question, equal, is_poison, is_whole)
 
 
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
@@ -273,18 +260,15 @@ def _wider(bounds: Bounds) -> Bounds:
     return replace(bounds, question=replace(bounds.question, profile="tf32"))
 
 
-def _kind(question: Question, name: str, problem: Problem) -> Any:
-    wide = "float64" if question.dtype == "float64" else "float32"
-    return wide if name == "logsumexp" else problem.arrays["query"].dtype
-
-
-def _with_cause(found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool) -> Finding:
+def _with_cause(
+    found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool
+) -> Finding:
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
-        says = "; ".join(filter(None, (variant.says, "" if found.equals else found.says)))
+        says = "; ".join(filter(None, (variant.says, "" if found.equals and is_whole else found.says)))
         found = replace(found, variant=variant.name, line=variant.line, says=says, verdict=verdict)
     return found
 

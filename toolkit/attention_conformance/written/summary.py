@@ -21,6 +21,7 @@ from attention_conformance.measure.finding import (
     counted,
     grouped,
     little,
+    since,
     to_row,
 )
 from attention_conformance.mistakes.variants import FAULTS
@@ -90,7 +91,7 @@ def tables(findings: Sequence[Finding]) -> Iterable[Table | Text | Padding]:
         named = [group for group in shown if group[0].variant or verdict in ENDED]
         unnamed = [group for group in shown if group not in named]
         for group in (*named, *unnamed[:MOST_UNNAMED]):
-            yield from _group(group)
+            yield from _group(group, since(group, findings))
             if (thread := thread_of(group[0])) and thread not in seen:
                 seen.append(thread)
                 yield _indented(Text(thread, style="dim"), 4)
@@ -116,7 +117,7 @@ def _indented(text: Text, by: int) -> Padding:
     return Padding(text, (0, 0, 0, by), expand=False)
 
 
-def _group(group: Sequence[Finding]) -> Iterable[Text | Padding]:
+def _group(group: Sequence[Finding], sizes: str) -> Iterable[Text | Padding]:
     first = group[0]
     if first.verdict in (*ENDED, "refused"):
         count = f"{len(group)} × " * (len(group) > 1)
@@ -125,7 +126,7 @@ def _group(group: Sequence[Finding]) -> Iterable[Text | Padding]:
         return
     cause = first.says or first.shows.rstrip(".")
     name = f" ({first.variant})" if first.variant else ""
-    yield _indented(Text(f"{cause}{name}", style="bold"), 2)
+    yield _indented(Text("; ".join(filter(None, (f"{cause}{name}", sizes))), style="bold"), 2)
     if first.line in LINES and first.line:
         yield _indented(Text(f"contract, line {first.line}: {LINES[first.line]}", style="dim"), 4)
     yield from [_indented(Text(first.reason, style="dim"), 4)] if first.reason else []
