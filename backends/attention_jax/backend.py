@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,11 +19,11 @@ from attention_jax.loops import JaxLoops
 from attention_numpy.trees import (
     NumpyArray,
     as_floating,
-    differentiate,
     known_device,
     known_mode,
     map_arrays,
     to_copies,
+    value_and_grad,
     versions_of,
 )
 
@@ -50,6 +50,7 @@ class JaxBackend(Backend):
     )
     kernels: tuple[Kernel, ...] = (DotProduct(),)
     collectives = JaxCollectives()
+    value_and_grad = value_and_grad
 
     def __init__(self, axes: frozenset[str] = frozenset()) -> None:
         # The loops of an operation under `jax.shard_map` vary over these axes of the mesh.
@@ -106,11 +107,6 @@ class JaxBackend(Backend):
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Compile a function with XLA; Python numbers among its arguments are traced."""
         return function if known_mode(mode, self.modes) == "eager" else jax.jit(function)
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        return differentiate(
-            function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
-        )
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether a transformation that is open here differentiates; one around a program is not seen."""
@@ -273,12 +269,6 @@ def _narrowed(array: NumpyArray) -> NumpyArray:
     if narrowed.dtype != array.dtype and not np.array_equal(narrowed, array):
         raise ValueError(f"expected values that {narrowed.dtype.name} can hold; got wider {array.dtype.name}: {WIDE}")
     return narrowed
-
-
-def _gradient(function: Callable[..., Array], variables: list[Array]) -> tuple[Array, Iterable[Array]]:
-    places = tuple(range(len(variables)))
-    value, gradients = jax.value_and_grad(function, argnums=places)(*variables)
-    return value, gradients
 
 
 backend: Backend = JaxBackend()

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import array_api_compat.torch
@@ -32,11 +32,11 @@ from attention_numpy.trees import (
     as_floating,
     bfloat16,
     check_numpy,
-    differentiate,
     known_device,
     known_mode,
     map_arrays,
     to_copies,
+    value_and_grad,
     versions_of,
 )
 from attention_torch import operators
@@ -155,6 +155,7 @@ class TorchBackend(Backend):
     collectives = TorchCollectives()
     autocast = TorchAutocast()
     as_step = staticmethod(as_step)
+    value_and_grad = value_and_grad  # which touches no ``.grad``
 
     def __init__(self) -> None:
         super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))
@@ -214,10 +215,6 @@ class TorchBackend(Backend):
         return torch.compile(  # type: ignore[no-any-return]
             compiled, fullgraph=True, dynamic=False, options=options, **RECOMPILE_OPTIONS
         )
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
-        return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether autograd records what is computed from a tensor; parameters alone are marked in any case."""
@@ -284,17 +281,27 @@ class TorchBackend(Backend):
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """By transforming the function where it is being transformed already, else by recording it.
+
+        The compiler traces only the former, and compiled functions can be called only in the latter.
+        """
+        if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays)):
+            return torch.func.vjp(function, *arrays)  # type: ignore[no-any-return]
+        # The history of an array is kept, so that gradients can be differentiated again.
+        again = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
         with torch.enable_grad(), _recording():
-            variables = [array.detach().requires_grad_() for array in arrays]
+            variables = [_fresh(array) if again else _fresh(array.detach()) for array in arrays]
             value = function(*variables)
 
         def gradients_of(cotangent: Array) -> tuple[Array, ...]:
+            if not value.requires_grad:  # it depends on none of them
+                return tuple(map(torch.zeros_like, variables))
             with _recording():
                 return torch.autograd.grad(  # type: ignore[no-any-return]
-                    value, variables, cotangent, allow_unused=True, materialize_grads=True
+                    value, variables, cotangent, create_graph=again, allow_unused=True, materialize_grads=True
                 )
 
-        return value.detach(), gradients_of
+        return (value if again else value.detach()), gradients_of
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
@@ -390,28 +397,6 @@ def _numpy(tensor: torch.Tensor) -> NumpyArray:
     if tensor.dtype == torch.bfloat16:
         return tensor.detach().view(torch.int16).numpy(force=True).view(bfloat16())  # type: ignore[no-any-return]
     return tensor.numpy(force=True)  # type: ignore[no-any-return]
-
-
-def _gradient(
-    function: Callable[..., torch.Tensor], variables: list[torch.Tensor]
-) -> tuple[torch.Tensor, Iterable[torch.Tensor]]:
-    """Differentiate by transforming the function where it is being transformed already, else by recording it.
-
-    The compiler traces only the former, and compiled functions can be called only in the latter.
-    """
-    if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, variables)):
-        places = tuple(range(len(variables)))
-        gradients, value = torch.func.grad_and_value(function, argnums=places)(*variables)
-        return value, gradients
-    # The history of a variable is kept, so that gradients can be differentiated again.
-    again = torch.is_grad_enabled() and any(variable.requires_grad for variable in variables)
-    with torch.enable_grad():
-        recorded = [_fresh(variable) if again else _fresh(variable.detach()) for variable in variables]
-        value = function(*recorded)
-        if not value.requires_grad:  # it depends on none of them
-            return value, [torch.zeros_like(variable) for variable in variables]
-        gradients = torch.autograd.grad(value, recorded, create_graph=again, allow_unused=True, materialize_grads=True)
-    return (value if again else value.detach()), gradients
 
 
 def _fresh(variable: torch.Tensor) -> torch.Tensor:
