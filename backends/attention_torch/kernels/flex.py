@@ -18,7 +18,7 @@ from attention_core.backend import Call, Kernel, Takes, Verdict, default_scale, 
 from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
 from attention_torch.kernels.flex_functions import (
     KEPT,
-    makes_tables,
+    looks_up,
     mask_function,
     modified,
     score_function,
@@ -167,7 +167,7 @@ def _refusal_of_scores(call: Call) -> str | None:
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"
-    if torch.compiler.is_compiling() and makes_tables(call.score_mod):
+    if torch.compiler.is_compiling() and looks_up(call.score_mod):
         return "is given tables of a score_mod outside of a compiled program only"
     if call.score_mod is not None and not _takes_positions(modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
