@@ -106,6 +106,13 @@ class Adapted(FixedSettings):
         super().__init_subclass__(**options)
         if not hasattr(cls, "kind") and cls.__name__ in KINDS:
             cls.kind = KINDS[cls.__name__]
+        if "kind" in vars(cls):
+            cls._complete()
+            cls._classes.setdefault(cls.kind, cls)
+
+    @classmethod
+    def _complete(cls) -> None:
+        """Give a class of a kind what depends on it, such as the signature of its call."""
 
     @classmethod
     def from_numpy(

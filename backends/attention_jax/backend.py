@@ -147,7 +147,8 @@ class JaxBackend(Backend):
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
-        arrays = sharding.in_one_mesh(sharding.vary_alike(arrays))
+        # What was the same everywhere has the sum of all gradients.
+        arrays = sharding.in_one_mesh(sharding.vary(arrays, sharding.varying_axes(arrays)))
         try:
             with _width(operation):
                 return sharding.run_in_automatic_axes(  # type: ignore[no-any-return]
