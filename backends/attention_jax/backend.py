@@ -16,15 +16,11 @@ from attention_jax import namespace as jax_namespace, sharding
 from attention_jax.collectives import JaxCollectives
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
+from attention_numpy.adapter import Adapter
 from attention_numpy.trees import (
     NumpyArray,
-    as_floating,
-    known_device,
     known_mode,
-    map_arrays,
-    to_copies,
     value_and_grad,
-    versions_of,
 )
 
 __all__ = ["JaxBackend", "backend"]
@@ -35,9 +31,11 @@ for _name in ("BCOO", "BCSR"):
 explain_class("flax", "Param", ": its value is one", is_array=True)
 
 
-class JaxBackend(Backend):
+class JaxBackend(Adapter):
     """The backend of JAX."""
 
+    packages = ("jax", "jaxlib", "numpy", "ml_dtypes")
+    hint = f": {WIDE}"
     modes: tuple[str, ...] = ("eager", "jit")
     tuning = Tuning(
         queries=2048,
@@ -61,9 +59,6 @@ class JaxBackend(Backend):
         """The floating-point types; float64 is among them once ``jax_enable_x64`` is on."""
         return ("float16", "bfloat16", "float32", *(["float64"] if jax.config.jax_enable_x64 else []))
 
-    def versions(self) -> dict[str, str]:
-        return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
-
     def owns(self, array: Array, /) -> bool:
         return isinstance(array, jax.Array)
 
@@ -79,8 +74,8 @@ class JaxBackend(Backend):
         """Names of the devices of this process, those of the accelerator before the CPU."""
         return list(_devices())
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into arrays of JAX, bit for bit but for ``dtype``.
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        """A copy of our own, which JAX may take over: its own copying is a program for every shape.
 
         Integers of 64 bits become those of 32 bits where JAX has no wider ones.
 
@@ -89,20 +84,11 @@ class JaxBackend(Backend):
         ValueError
             When JAX, as configured, would round the values or let them overflow.
         """
-        placed = None if device is None else _devices()[known_device(device, self.devices())]
-
-        def convert(array: Any) -> jax.Array:
-            floating = as_floating(array, dtype, self.dtypes, hint=f": {WIDE}")
-            # A copy of our own, which JAX may take over: its own copying is a program for every shape.
-            return jax.device_put(np.array(_narrowed(floating), copy=True), placed)
-
-        return map_arrays(convert, tree)
+        place = None if device is None else _devices()[device]
+        return jax.device_put(np.array(_narrowed(array), copy=True), place)
 
     def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
         return jax.device_put(np.asarray(numbers, dtype=dtype))  # which is no program of its own
-
-    def to_numpy(self, tree: Any, /) -> Any:
-        return to_copies(tree)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Compile a function with XLA; Python numbers among its arguments are traced."""

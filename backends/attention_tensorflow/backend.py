@@ -12,9 +12,9 @@ from tensorflow.python.eager import context, record  # no public name tells what
 from tensorflow.python.saved_model import save_context  # no public name tells that a program is being saved
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning, explain_class
+from attention_numpy.adapter import Adapter
 from attention_numpy.trees import (
-    as_floating,
-    known_device,
+    NumpyArray,
     known_mode,
     map_arrays,
     value_and_grad,
@@ -32,7 +32,7 @@ explain_class("tensorflow", "SparseTensor", ": tf.sparse.to_dense makes one", is
 explain_class("tensorflow", "IndexedSlices", ": tf.convert_to_tensor makes one", is_array=True)
 
 
-class TensorFlowBackend(Backend):
+class TensorFlowBackend(Adapter):
     """The backend of TensorFlow."""
 
     modes: tuple[str, ...] = ("eager", "graph", "xla")
@@ -65,11 +65,8 @@ class TensorFlowBackend(Backend):
         """Names of the devices, such as ``CPU:0``; a GPU comes first, as TensorFlow prefers it."""
         return tensorflow_namespace.__array_namespace_info__().devices()
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
-        placed = contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
-        with placed:
-            return map_arrays(lambda array: tf.constant(as_floating(array, dtype, self.dtypes)), tree)
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        return tensorflow_namespace.asarray(array, device=device)
 
     def to_numpy(self, tree: Any, /) -> Any:
         return map_arrays(lambda array: np.asarray(array.numpy()), tree)  # TensorFlow copies, to be safe

@@ -18,7 +18,6 @@ from attention_core.backend import (
     DIFFERENTIATED_ONCE,
     Array,
     Autocast,
-    Backend,
     Kernel,
     Loops,
     Operation,
@@ -26,18 +25,16 @@ from attention_core.backend import (
     explain_class,
     remember,
 )
+from attention_numpy.adapter import Adapter
 from attention_numpy.threads import Threads
 from attention_numpy.trees import (
     NumpyArray,
-    as_floating,
     bfloat16,
     check_numpy,
-    known_device,
     known_mode,
     map_arrays,
     to_copies,
     value_and_grad,
-    versions_of,
 )
 from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
@@ -145,9 +142,10 @@ class TorchAutocast(Autocast):
         return torch.autocast(device, enabled=False) if _has_autocast(device) else contextlib.nullcontext()
 
 
-class TorchBackend(Backend):
+class TorchBackend(Adapter):
     """The backend of PyTorch."""
 
+    packages = ("torch", "numpy", "ml_dtypes")
     modes: tuple[str, ...] = ("eager", "compiled")
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
@@ -164,9 +162,6 @@ class TorchBackend(Backend):
     @property
     def dtypes(self) -> tuple[str, ...]:
         return ("float16", "bfloat16", "float32", "float64")
-
-    def versions(self) -> dict[str, str]:
-        return versions_of("torch", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
         return isinstance(array, torch.Tensor)
@@ -192,10 +187,11 @@ class TorchBackend(Backend):
         accelerators = (torch.device(torch.accelerator.current_accelerator().type, index) for index in range(count))
         return ["cpu", *map(str, accelerators), "meta"]
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        placed = known_device(device or "cpu", self.devices())
-        copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
-        return map_arrays(lambda array: _tensor(array).to(placed), copies)
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        # Neither library knows the other's bfloat16, but both can look at the bits as integers.
+        is_bfloat16 = array.dtype.name == "bfloat16"
+        tensor = torch.from_numpy(to_copies(array).view("int16") if is_bfloat16 else to_copies(array))
+        return (tensor.view(torch.bfloat16) if is_bfloat16 else tensor).to(device or "cpu")
 
     def to_numpy(self, tree: Any, /) -> Any:
         check_numpy()
@@ -384,13 +380,6 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
         arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
-
-
-def _tensor(array: NumpyArray) -> torch.Tensor:
-    # Neither library knows the other's bfloat16, but both can look at the bits as integers.
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def _numpy(tensor: torch.Tensor) -> NumpyArray:
