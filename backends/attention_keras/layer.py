@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
+from keras.src.backend import get_keras_mask as attached  # also of an array of JAX, which has no place for it
 
 from attention_core import Attention, layers as definitions
 from attention_core.backend import Array, check_flags, get_backend, keyword_error, names_of, unconverted
@@ -20,7 +21,7 @@ from attention_core.layers import named_arrays, tree_from_names
 from attention_core.layers.adapters import Adapted, call_of, constructor, described
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
-from attention_keras.library import attached, backend, plain, variable_name
+from attention_keras.library import backend, plain, variable_name
 from attention_numpy.trees import known_device
 
 _NUMPY = get_backend("numpy")

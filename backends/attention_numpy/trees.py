@@ -6,9 +6,7 @@ and strings.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from attention_core.backend import Array, Backend, dtype_name, explain_class, map_leaves
@@ -49,15 +47,6 @@ def map_arrays(function: Callable[[Any], Any], tree: Any, /) -> Any:
 def to_copies(tree: Any, /) -> Any:
     """Copy the NumPy arrays of a tree: contiguous, writable, and sharing memory with nothing."""
     return map_arrays(lambda array: np.array(array, order="C", copy=True), tree)
-
-
-def versions_of(*distributions: str) -> dict[str, str]:
-    """Return the versions of distributions by name, of those that are installed."""
-    found = {}
-    for distribution in distributions:
-        with contextlib.suppress(PackageNotFoundError):
-            found[distribution] = version(distribution)
-    return found
 
 
 def is_floating(dtype: np.dtype[Any], /) -> bool:

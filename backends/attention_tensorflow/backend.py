@@ -18,7 +18,6 @@ from attention_numpy.trees import (
     known_mode,
     map_arrays,
     value_and_grad,
-    versions_of,
 )
 from attention_tensorflow import namespace as tensorflow_namespace, programs
 from attention_tensorflow.loops import TensorFlowLoops
@@ -35,6 +34,7 @@ explain_class("tensorflow", "IndexedSlices", ": tf.convert_to_tensor makes one",
 class TensorFlowBackend(Adapter):
     """The backend of TensorFlow."""
 
+    packages = ("numpy", "ml_dtypes", "keras")
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
     tuning = Tuning(
@@ -51,7 +51,7 @@ class TensorFlowBackend(Adapter):
 
     def versions(self) -> dict[str, str]:
         """Versions of TensorFlow, of Keras where it is installed, and of what tensors pass through."""
-        return {"tensorflow": tf.__version__, **versions_of("numpy", "ml_dtypes", "keras")}
+        return {"tensorflow": tf.__version__, **super().versions()}
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is a tensor or a variable; ragged and sparse tensors are not, nor are those of Keras."""
