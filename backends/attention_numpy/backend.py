@@ -44,7 +44,7 @@ class NumpyBackend(Adapter):
     """The backend of NumPy, and of libraries that compute with it."""
 
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")  # of which ml_dtypes has bfloat16
-    packages = ("numpy", "ml_dtypes")
+    packages: tuple[str, ...] = ("numpy", "ml_dtypes")
     holds_values = True
     tuning = Tuning(
         queries=2048,
