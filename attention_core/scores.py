@@ -284,9 +284,9 @@ def _take(values: Array, index: Array, xp: Namespace) -> Array:
     return one_program(_taken, xp)(values, index, xp=xp)
 
 
-def _looked_up(function: Any, scores: Array, given: Any) -> tuple[Array, Callable[..., Array]]:
+def _looked_up(function: Any, scores: Array, listed: Any) -> tuple[Array, Callable[..., Array]]:
     """The numbers that a function looks up, and how: a kernel is given them, and takes one for each single score."""
-    return (function.listed(scores), _take) if given is None else (given, lambda values, index, xp: values[index])
+    return (function.listed(scores), _take) if listed is None else (listed, lambda values, index, xp: values[index])
 
 
 def _taken(values: Array, index: Array, *, xp: Namespace) -> Array:

@@ -84,8 +84,8 @@ class JaxBackend(Adapter):
         ValueError
             When JAX, as configured, would round the values or let them overflow.
         """
-        place = None if device is None else _devices()[device]
-        return jax.device_put(np.array(_narrowed(array), copy=True), place)
+        target = None if device is None else _devices()[device]
+        return jax.device_put(np.array(_narrowed(array), copy=True), target)
 
     def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
         return jax.device_put(np.asarray(numbers, dtype=dtype))  # which is no program of its own

@@ -29,8 +29,8 @@ class StrictBackend(NumpyBackend):
         return list(_devices())
 
     def placed(self, array: NumpyArray, device: str | None, /) -> Array:
-        place = None if device is None else _devices()[device]
-        return array_api_strict.asarray(to_copies(array), device=place)
+        target = None if device is None else _devices()[device]
+        return array_api_strict.asarray(to_copies(array), device=target)
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the arrays of a tree into NumPy arrays."""

@@ -123,7 +123,7 @@ def _traced(function: Any, shapes: tuple[Any, ...], device: torch.device) -> tup
     score, *at = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float32, *[torch.int32] * 4))
     listed = function.listed(score)
     with TransformGetItemToIndex():
-        graph = make_fx(lambda *given: function(*given[:-1], listed=given[-1]))(score, *at, *arrays, listed)
+        graph = make_fx(lambda *inputs: function(*inputs[:-1], listed=inputs[-1]))(score, *at, *arrays, listed)
     return graph, listed
 
 
