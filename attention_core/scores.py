@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -174,10 +174,16 @@ class _Alibi:
     heads: int
     offset: int = 0
 
-    def __call__(self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array) -> Array:
-        xp = array_namespace(scores)
-        rate = _take(array_of(_alibi_rates(self.heads), scores.dtype, scores, xp), head, xp)
-        distance = xp.abs(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp))
+    def listed(self, like: Array) -> Array:
+        """The rates of all heads."""
+        return array_of(_alibi_rates(self.heads), like.dtype, like, array_namespace(like))
+
+    def __call__(
+        self, scores: Array, batch: Array, head: Array, query: Array, key: Array, *offset: Array, listed: Any = None
+    ) -> Array:
+        xp, (rates, take) = array_namespace(scores), _looked_up(self, scores, listed)
+        rate = take(rates, head, xp)
+        distance = xp.abs(_distance(batch, query, key, number=self.offset, arrays=offset, take=take, xp=xp))
         return xp.subtract(scores, xp.multiply(rate, xp.astype(distance, scores.dtype)))
 
 
@@ -187,16 +193,19 @@ class _RelativeBias:
     heads: int
     offset: int = 0
 
-    def __call__(
-        self, scores: Array, batch: Array, head: Array, query: Array, key: Array, table: Array, *offset: Array
-    ) -> Array:
-        xp = array_namespace(scores)
+    def listed(self, like: Array) -> Array:
+        """The bucket of each distance."""
+        xp = array_namespace(like)
+        return array_of(list(self.buckets), xp.int32, like, xp)
+
+    def __call__(self, scores: Array, batch: Array, head: Array, *others: Array, listed: Any = None) -> Array:
+        xp, (buckets, take) = array_namespace(scores), _looked_up(self, scores, listed)
+        query, key, table, *offset = others
         farthest = len(self.buckets) // 2
-        distance = xp.clip(_distance(batch, query, key, number=self.offset, arrays=offset, xp=xp), -farthest, farthest)
-        buckets = array_of(list(self.buckets), xp.int32, scores, xp)
-        bucket = _take(buckets, xp.add(distance, farthest), xp)
+        distance = _distance(batch, query, key, number=self.offset, arrays=offset, take=take, xp=xp)
+        index = xp.add(xp.clip(distance, -farthest, farthest), farthest)
         flat = xp.reshape(xp.astype(table, scores.dtype, copy=False), (-1,))
-        return xp.add(scores, _take(flat, xp.add(xp.multiply(bucket, self.heads), head), xp))
+        return xp.add(scores, take(flat, xp.add(xp.multiply(take(buckets, index, xp), self.heads), head), xp))
 
 
 register("ScoreMod", ScoreMod)
@@ -258,7 +267,7 @@ def _split_offset(offset: Any) -> tuple[int, tuple[Array, ...]]:
 
 
 def _distance(
-    batch: Array, query: Array, key: Array, /, *, number: int, arrays: tuple[Array, ...], xp: Namespace
+    batch: Array, query: Array, key: Array, /, *, number: int, arrays: Sequence[Array], take: Any, xp: Namespace
 ) -> Array:
     """``key - (query + offset)`` as int32; the offset is a number, or an array of shape () or (...)."""
     if not arrays:
@@ -269,13 +278,18 @@ def _distance(
         expected, got = (None if None in sizes(x) else math.prod(sizes(x)) for x in (offset, batch))  # type: ignore[arg-type]
         if None not in (expected, got) and got not in (1, expected):
             raise ValueError(f"expected scores of {expected} entries; got {got}")
-        offset = _take(xp.reshape(offset, (-1,)), batch, xp)
+        offset = take(xp.reshape(offset, (-1,)), batch, xp)
     return xp.subtract(xp.subtract(key, query), offset)
 
 
 def _take(values: Array, index: Array, xp: Namespace) -> Array:
     """Elements of a 1-D array by an index array of any shape."""
     return one_program(_taken, xp)(values, index, xp=xp)
+
+
+def _looked_up(function: Any, scores: Array, listed: Any) -> tuple[Array, Callable[..., Array]]:
+    """The numbers that a function looks up, and how: a kernel is given them, and takes one for each single score."""
+    return (function.listed(scores), _take) if listed is None else (listed, lambda values, index, xp: values[index])
 
 
 def _taken(values: Array, index: Array, *, xp: Namespace) -> Array:

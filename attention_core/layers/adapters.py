@@ -7,7 +7,9 @@ for each definition, of its name, and makes of it what follows.
 from __future__ import annotations
 
 import inspect
+import itertools
 import linecache
+import operator
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Self
@@ -20,6 +22,7 @@ from ._layer import Layer, check_fit
 
 __all__ = ["Adapted", "FixedSettings", "call_of", "constructor", "described", "settings_signature"]
 
+_REST = ("*settings", "**named")  # of the constructor of an adapter, for settings that a definition says one by one
 _INNER = ("self", "parameters", "state", "xp")  # of the call of a definition, which a layer gives
 
 
@@ -106,6 +109,13 @@ class Adapted(FixedSettings):
         super().__init_subclass__(**options)
         if not hasattr(cls, "kind") and cls.__name__ in KINDS:
             cls.kind = KINDS[cls.__name__]
+        if "kind" in vars(cls):
+            cls._complete()
+            cls._classes.setdefault(cls.kind, cls)
+
+    @classmethod
+    def _complete(cls) -> None:
+        """Give a class of a kind what depends on it, such as the signature of its call."""
 
     @classmethod
     def from_numpy(
@@ -274,18 +284,12 @@ def described(
     if doc is None:
         return class_doc
     sections, renamed = _sections(doc), renamed or {}
-    found = _entries(sections.get("Parameters", ""))
-    others = _entries(_sections(words or "").get("Parameters", ""))
-    others.pop(("*settings", "**named"), None)  # which the other says one by one
-    entries: dict[tuple[str, ...], str] = {}
-    for each, text in found.items():
-        here = [renamed.get(name, name) for name in each]
-        if kept := tuple(name for name in here if (name,) not in others and (names is None or name in names)):
-            entries[kept] = text
-        entries |= {(name,): others[name,] for name in here if (name,) in others}
+    found = {renamed.get(name, name): text for name, text in _entries(sections.get("Parameters", "")).items()}
+    entries = found | _entries(_sections(words or "").get("Parameters", ""))
     if found:
-        entries |= {each: text for each, text in others.items() if names is None or each[0] in names}
-        sections["Parameters"] = "\n".join(", ".join(each) + text for each, text in entries.items())
+        kept = [each for each in entries.items() if names is None or each[0] in names]
+        alike = itertools.groupby(kept, operator.itemgetter(1))  # which the docstring said at once
+        sections["Parameters"] = "\n".join(", ".join(name for name, _ in each) + text for text, each in alike)
     if class_doc is not None:
         ours = _sections(class_doc)
         theirs = {name: text for name, text in sections.items() if name not in ("", "Examples")}
@@ -299,9 +303,9 @@ def _sections(doc: str) -> dict[str, str]:
     return {"": first} | {title: text for title, _, text in (each.split("\n", 2) for each in others)}
 
 
-def _entries(section: str) -> dict[tuple[str, ...], str]:
-    """The parameters of a section: names, and all that comes after them."""
+def _entries(section: str) -> dict[str, str]:
+    """The parameters of a section: by name, all that comes after it."""
     entries = [
         re.match(r"([^\s:,]+(?:, [^\s:,]+)*)(.*)", each, re.DOTALL) for each in re.split(r"\n(?=\S)", section.strip())
     ]
-    return {tuple(each[1].split(", ")): each[2] for each in entries if each}
+    return {name: each[2] for each in entries if each for name in each[1].split(", ") if name not in _REST}

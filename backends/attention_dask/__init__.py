@@ -276,10 +276,8 @@ def _piece(shared: Shared, query: Any, key: Any, value: Any, bias: Any, spans: l
 
 
 def _finish(pieces: list[Partial], sinks: Any, dims: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
-    """Output and logsumexp of a chunk of queries; a sink is a score without a value."""
-    nothing = np.zeros(dims, _wide(dtype))
-    (total,) = pieces or [Partial(nothing, np.full(dims[:-1], -np.inf, nothing.dtype))]
-    if sinks is not None:
-        score = np.broadcast_to(np.asarray(sinks, total.logsumexp.dtype)[..., None], dims[:-1])
-        total = merge_partials(total, Partial(np.zeros_like(total.output), score))
+    """Output and logsumexp of a chunk of queries; a sink is where the sums begin, as a score without a value."""
+    scores = np.asarray(-np.inf if sinks is None else sinks, _wide(dtype))[..., None]
+    start = Partial(np.zeros(dims, scores.dtype), np.broadcast_to(scores, dims[:-1]))
+    total = merge_partials(start, *pieces)
     return total.output.astype(dtype), total.logsumexp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,15 +16,11 @@ from attention_jax import namespace as jax_namespace, sharding
 from attention_jax.collectives import JaxCollectives
 from attention_jax.kernels import DotProduct
 from attention_jax.loops import JaxLoops
+from attention_numpy.adapter import Adapter
 from attention_numpy.trees import (
     NumpyArray,
-    as_floating,
-    differentiate,
-    known_device,
     known_mode,
-    map_arrays,
-    to_copies,
-    versions_of,
+    value_and_grad,
 )
 
 __all__ = ["JaxBackend", "backend"]
@@ -35,9 +31,11 @@ for _name in ("BCOO", "BCSR"):
 explain_class("flax", "Param", ": its value is one", is_array=True)
 
 
-class JaxBackend(Backend):
+class JaxBackend(Adapter):
     """The backend of JAX."""
 
+    packages = ("jax", "jaxlib", "numpy", "ml_dtypes")
+    hint = f": {WIDE}"
     modes: tuple[str, ...] = ("eager", "jit")
     tuning = Tuning(
         queries=2048,
@@ -50,6 +48,7 @@ class JaxBackend(Backend):
     )
     kernels: tuple[Kernel, ...] = (DotProduct(),)
     collectives = JaxCollectives()
+    value_and_grad = value_and_grad
 
     def __init__(self, axes: frozenset[str] = frozenset()) -> None:
         # The loops of an operation under `jax.shard_map` vary over these axes of the mesh.
@@ -59,9 +58,6 @@ class JaxBackend(Backend):
     def dtypes(self) -> tuple[str, ...]:
         """The floating-point types; float64 is among them once ``jax_enable_x64`` is on."""
         return ("float16", "bfloat16", "float32", *(["float64"] if jax.config.jax_enable_x64 else []))
-
-    def versions(self) -> dict[str, str]:
-        return versions_of("jax", "jaxlib", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
         return isinstance(array, jax.Array)
@@ -78,8 +74,8 @@ class JaxBackend(Backend):
         """Names of the devices of this process, those of the accelerator before the CPU."""
         return list(_devices())
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into arrays of JAX, bit for bit but for ``dtype``.
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        """A copy of our own, which JAX may take over: its own copying is a program for every shape.
 
         Integers of 64 bits become those of 32 bits where JAX has no wider ones.
 
@@ -88,29 +84,15 @@ class JaxBackend(Backend):
         ValueError
             When JAX, as configured, would round the values or let them overflow.
         """
-        placed = None if device is None else _devices()[known_device(device, self.devices())]
-
-        def convert(array: Any) -> jax.Array:
-            floating = as_floating(array, dtype, self.dtypes, hint=f": {WIDE}")
-            # A copy of our own, which JAX may take over: its own copying is a program for every shape.
-            return jax.device_put(np.array(_narrowed(floating), copy=True), placed)
-
-        return map_arrays(convert, tree)
+        target = None if device is None else _devices()[device]
+        return jax.device_put(np.array(_narrowed(array), copy=True), target)
 
     def array_of(self, numbers: Sequence[float], dtype: Any, like: Array, /) -> Array:
         return jax.device_put(np.asarray(numbers, dtype=dtype))  # which is no program of its own
 
-    def to_numpy(self, tree: Any, /) -> Any:
-        return to_copies(tree)
-
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Compile a function with XLA; Python numbers among its arguments are traced."""
         return function if known_mode(mode, self.modes) == "eager" else jax.jit(function)
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        return differentiate(
-            function, _gradient, lambda leaf: self.owns(leaf) and jnp.isdtype(leaf.dtype, "real floating")
-        )
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether a transformation that is open here differentiates; one around a program is not seen."""
@@ -151,7 +133,8 @@ class JaxBackend(Backend):
 
     def custom_gradient(self, operation: Operation, plan: Any, arrays: tuple[Array, ...], /) -> tuple[Array, ...]:
         """Compile forward and backward, once for every plan and shape."""
-        arrays = sharding.in_one_mesh(sharding.vary_alike(arrays))
+        # What was the same everywhere has the sum of all gradients.
+        arrays = sharding.in_one_mesh(sharding.vary(arrays, sharding.varying_axes(arrays)))
         try:
             with _width(operation):
                 return sharding.run_in_automatic_axes(  # type: ignore[no-any-return]
@@ -273,12 +256,6 @@ def _narrowed(array: NumpyArray) -> NumpyArray:
     if narrowed.dtype != array.dtype and not np.array_equal(narrowed, array):
         raise ValueError(f"expected values that {narrowed.dtype.name} can hold; got wider {array.dtype.name}: {WIDE}")
     return narrowed
-
-
-def _gradient(function: Callable[..., Array], variables: list[Array]) -> tuple[Array, Iterable[Array]]:
-    places = tuple(range(len(variables)))
-    value, gradients = jax.value_and_grad(function, argnums=places)(*variables)
-    return value, gradients
 
 
 backend: Backend = JaxBackend()

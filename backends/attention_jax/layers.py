@@ -78,10 +78,11 @@ class Layer(Adapted):
         super().__init_subclass__()
         jax.tree_util.register_dataclass(cls, data_fields=["parameters", "state"], meta_fields=["definition"])
         register_layer(cls)
-        if "kind" in vars(cls):
-            init = Layer.init.__func__  # type: ignore[attr-defined]
-            cls.init = classmethod(_complete(init, cls.kind))  # type: ignore[assignment]
-            cls._classes.setdefault(cls.kind, cls)
+
+    @classmethod
+    def _complete(cls) -> None:
+        init = Layer.init.__func__  # type: ignore[attr-defined]
+        cls.init = classmethod(_named_init(init, cls.kind))  # type: ignore[assignment]
 
     @classmethod
     def init(cls, key: Any, /, *settings: Any, dtype: Any = "float32", device: Any = None, **named: Any) -> Self:
@@ -191,7 +192,7 @@ def check_call(kind: type[layers.Layer], inputs: tuple[Any, ...], options: dict[
         raise TypeError(f"expected {names} of {name} by position, and options by keyword; got {got}")
 
 
-def _complete(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..., Any]:
+def _named_init(init: Callable[..., Any], kind: type[layers.Layer]) -> Callable[..., Any]:
     """An ``init`` that says what it lacks, with the key first: two sizes alone are a key and one size."""
     settings: Any = names_of(kind.__init__)
     names = settings._replace(

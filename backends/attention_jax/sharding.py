@@ -32,12 +32,6 @@ def vary(tree: Any, axes: frozenset[str]) -> Any:
     return jax.tree.map(cast, tree) if axes else tree
 
 
-def vary_alike(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The arrays, all varying over the same axes. What was the same everywhere has the sum of all gradients."""
-    varied: tuple[Array, ...] = vary(arrays, varying_axes(arrays))
-    return varied
-
-
 def in_one_mesh(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """The arrays, in a mesh of explicit axes if one is in use: those in none would have gradients in another mesh."""
     mesh = _explicit_mesh(arrays)

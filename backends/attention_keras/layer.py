@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
+from keras.src.backend import get_keras_mask as attached  # also of an array of JAX, which has no place for it
 
 from attention_core import Attention, layers as definitions
 from attention_core.backend import Array, check_flags, get_backend, keyword_error, names_of, unconverted
@@ -20,7 +21,7 @@ from attention_core.layers import named_arrays, tree_from_names
 from attention_core.layers.adapters import Adapted, call_of, constructor, described
 from attention_core.masks import Mask
 from attention_core.random import check_seed, plain_seed
-from attention_keras.library import attached, backend, plain, variable_name
+from attention_keras.library import backend, plain, variable_name
 from attention_numpy.trees import known_device
 
 _NUMPY = get_backend("numpy")
@@ -49,15 +50,13 @@ class Layer(Adapted, keras.layers.Layer):  # type: ignore[misc]
     _places: ClassVar[Mapping[str, str]] = {"settings": "layer.definition", "parameters": "layer.to_numpy()[0]"}
     _classes: ClassVar[dict[type[definitions.Layer], type[Layer]]] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "kind" in vars(cls):
-            cls.__init__ = constructor(Layer, cls.kind, keeps_rest=True)  # type: ignore[method-assign]
-            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, class_doc=cls.__doc__)
-            options = {"renamed": {"mask": "attention_mask"}, "added": ["training"], "words": Layer._call.__doc__}
-            cls.call = call_of(cls.kind, "call", **options)
-            cls._classes.setdefault(cls.kind, cls)
-            keras.saving.register_keras_serializable(package="attention_core")(cls)
+    @classmethod
+    def _complete(cls) -> None:
+        cls.__init__ = constructor(Layer, cls.kind, keeps_rest=True)  # type: ignore[method-assign]
+        cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, class_doc=cls.__doc__)
+        renamed, words = {"mask": "attention_mask"}, Layer._call.__doc__
+        cls.call = call_of(cls.kind, "call", renamed=renamed, added=["training"], words=words)
+        keras.saving.register_keras_serializable(package="attention_core")(cls)
 
     def __init__(self, *settings: Any, seed: int | None = None, **kwargs: Any) -> None:
         if seed is not None:

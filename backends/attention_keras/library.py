@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from keras.src.backend import get_keras_mask
 
 from attention_core.backend import Backend, get_backend
 
@@ -32,8 +31,3 @@ def plain(leaf: Any) -> Any:
 def variable_name(name: str) -> str:
     """The name of a variable, which in a module of PyTorch has no dots."""
     return name.replace(".", "_") if backend.name == "torch" else name
-
-
-def attached(x: Any) -> Any:
-    """The mask that Keras attached to a tensor, or remembers for an array of JAX."""
-    return get_keras_mask(x)

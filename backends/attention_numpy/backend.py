@@ -11,8 +11,9 @@ import array_api_compat.numpy
 import numpy as np
 
 from attention_core.backend import Array, Backend, Loops, Tuning
+from attention_numpy.adapter import Adapter
 from attention_numpy.threads import NumpyThreads
-from attention_numpy.trees import as_floating, known_device, known_mode, map_arrays, to_copies, versions_of
+from attention_numpy.trees import NumpyArray, known_mode
 
 __all__ = ["NumpyBackend", "backend"]
 
@@ -35,10 +36,11 @@ class NumpyLoops(Loops):
         return [math.sqrt(np.vdot(array, array)) for array in arrays]
 
 
-class NumpyBackend(Backend):
+class NumpyBackend(Adapter):
     """The backend of NumPy, and of libraries that compute with it."""
 
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")  # of which ml_dtypes has bfloat16
+    packages: tuple[str, ...] = ("numpy", "ml_dtypes")
     holds_values = True
     tuning = Tuning(
         queries=2048,
@@ -48,10 +50,6 @@ class NumpyBackend(Backend):
         structured_below=127 * 127,
         exact_scores=2**17,
     )
-
-    def versions(self) -> dict[str, str]:
-        """Versions of NumPy and of what supplies bfloat16."""
-        return versions_of("numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is a NumPy array or scalar.
@@ -70,13 +68,8 @@ class NumpyBackend(Backend):
     def devices(self) -> list[str]:
         return ["cpu"]
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Copy the arrays of a tree, those of floating point to ``dtype`` where that is given."""
-        known_device(device or "cpu", self.devices())
-        return to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
-
-    def to_numpy(self, tree: Any, /) -> Any:
-        return to_copies(tree)
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        return np.array(array, order="C", copy=True)
 
     def compile(self, function: Callable[..., Any], /, *, mode: str | None = None) -> Callable[..., Any]:
         """Return the function as it is, in the only mode."""

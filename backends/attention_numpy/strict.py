@@ -11,17 +11,14 @@ import array_api_strict
 
 from attention_core.backend import Array, Backend
 from attention_numpy.backend import NumpyBackend
-from attention_numpy.trees import as_floating, known_device, map_arrays, to_copies, versions_of
+from attention_numpy.trees import NumpyArray, map_arrays, to_copies
 
 
 class StrictBackend(NumpyBackend):
     """The backend of array-api-strict."""
 
     dtypes: tuple[str, ...] = ("float32", "float64")  # of the standard
-
-    def versions(self) -> dict[str, str]:
-        """Versions of array-api-strict and of the NumPy it computes with."""
-        return versions_of("array-api-strict", "numpy", "ml_dtypes")
+    packages = ("array-api-strict", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is an array of array-api-strict."""
@@ -31,11 +28,9 @@ class StrictBackend(NumpyBackend):
         """Names of the devices, all of them in the memory of this machine."""
         return list(_devices())
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into arrays of array-api-strict."""
-        placed = None if device is None else _devices()[known_device(device, self.devices())]
-        copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
-        return map_arrays(lambda array: array_api_strict.asarray(array, device=placed), copies)
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        target = None if device is None else _devices()[device]
+        return array_api_strict.asarray(to_copies(array), device=target)
 
     def to_numpy(self, tree: Any, /) -> Any:
         """Turn the arrays of a tree into NumPy arrays."""

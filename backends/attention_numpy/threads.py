@@ -62,11 +62,6 @@ class Threads:
     def begin(self, count: int) -> None:
         """So many threads have been started, and run what is `inherited`."""
 
-    def num_workers(self, work: int) -> int:
-        """How many threads a loop of so much work may have; 1 for none of its own."""
-        threads = self.count() if work >= self.least_work else 1
-        return threads + self.spare if threads > 1 else 1
-
     def for_each(self, count: int, body: Callable[[int, Any], Any], state: Any, work: int) -> bool:
         """Call ``body(index, state)`` for each index below count, several at once, the last ones first.
 
@@ -81,30 +76,27 @@ class Threads:
         lock, is_held = self.lock, False
         try:
             is_held = count >= self.fewest_bodies and work >= self.least_work and lock.acquire(blocking=False)
-            workers = self.num_workers(work) if is_held else 1
-            if not 1 < workers <= 2 * count:
+            threads = self.count() if is_held else 1
+            if threads == 1 or threads + self.spare > 2 * count:
                 return False
             with self.limited():
-                self._share(deque(range(count)), min(workers, count), lambda index: body(index, state))
+                self._share(count, min(threads + self.spare, count), lambda index: body(index, state))
         finally:
             if is_held:
                 lock.release()
         return True
 
-    def _share(self, indices: deque[int], workers: int, call: Callable[[int], None]) -> None:
-        """Call a function of each index, by this thread and others."""
+    def _share(self, count: int, workers: int, call: Callable[[int], None]) -> None:
+        """Call a function of each index below a count, by this thread and others."""
         errors: list[BaseException] = []
+        indices: deque[Any] = deque([*[None] * workers, *range(count)])  # an end for each worker
 
         def take_indices() -> None:
-            while not errors:
-                try:
-                    index = indices.pop()  # under a causal mask, the last queries have most keys
-                except IndexError:
-                    return
-                try:
+            try:
+                while not errors and (index := indices.pop()) is not None:  # the last queries may have most keys
                     call(index)
-                except BaseException as error:  # handed to the thread that waits
-                    errors.append(error)
+            except BaseException as error:  # handed to the thread that waits
+                errors.append(error)
 
         threads = [threading.Thread(target=self.inherited(take_indices)) for _ in range(workers - self.takes_part)]
         try:

@@ -6,12 +6,10 @@ and strings.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from attention_core.backend import Array, explain_class, map_leaves
+from attention_core.backend import Array, Backend, dtype_name, explain_class, map_leaves
 from attention_files.optional import Missing, optional
 
 if TYPE_CHECKING:
@@ -49,15 +47,6 @@ def map_arrays(function: Callable[[Any], Any], tree: Any, /) -> Any:
 def to_copies(tree: Any, /) -> Any:
     """Copy the NumPy arrays of a tree: contiguous, writable, and sharing memory with nothing."""
     return map_arrays(lambda array: np.array(array, order="C", copy=True), tree)
-
-
-def versions_of(*distributions: str) -> dict[str, str]:
-    """Return the versions of distributions by name, of those that are installed."""
-    found = {}
-    for distribution in distributions:
-        with contextlib.suppress(PackageNotFoundError):
-            found[distribution] = version(distribution)
-    return found
 
 
 def is_floating(dtype: np.dtype[Any], /) -> bool:
@@ -135,30 +124,22 @@ def known_device(device: str, devices: Sequence[str], /) -> str:
     return device
 
 
-def differentiate(
-    function: Callable[..., Array],
-    gradient: Callable[[Callable[..., Array], list[Array]], tuple[Array, Iterable[Array]]],
-    is_floating_array: Callable[[Any], bool],
-    /,
-) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+def value_and_grad(backend: Backend, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
     """Turn a function of trees to a 0-d array into one that also returns the gradient for each positional argument.
 
-    Parameters
-    ----------
-    function : callable
-    gradient : callable
-        What the library does: given a function of arrays and these arrays, return its value and the gradients.
-    is_floating_array : callable
-        Whether a leaf is an array that has a gradient. All other leaves have the gradient ``None``.
+    Leaves that are no arrays of floating point have the gradient ``None``. A backend has this as its method.
     """
+
+    def is_variable(leaf: Any) -> bool:
+        return backend.owns(leaf) and dtype_name(leaf.dtype) in backend.dtypes
 
     def differentiated(*arguments: Any) -> tuple[Array, tuple[Any, ...]]:
         variables: list[Array] = []
-        map_leaves(lambda leaf: variables.append(leaf) if is_floating_array(leaf) else None, arguments)
+        map_leaves(lambda leaf: variables.append(leaf) if is_variable(leaf) else None, arguments)
 
         def fill(replacements: Iterable[Array], other: Callable[[Any], Any]) -> Any:
             remaining = iter(replacements)
-            return map_leaves(lambda leaf: next(remaining) if is_floating_array(leaf) else other(leaf), arguments)
+            return map_leaves(lambda leaf: next(remaining) if is_variable(leaf) else other(leaf), arguments)
 
         def scalar(*replacements: Array) -> Array:
             value = function(*fill(replacements, lambda leaf: leaf))
@@ -166,7 +147,9 @@ def differentiate(
                 raise ValueError(f"expected a function to a 0-d array; got shape {tuple(value.shape)}")
             return value
 
-        value, gradients = gradient(scalar, variables) if variables else (scalar(), ())
-        return value, fill(gradients, lambda leaf: None)
+        if not variables:
+            return scalar(), fill((), lambda leaf: None)
+        value, gradients_of = backend.vjp(scalar, *variables)
+        return value, fill(gradients_of(backend.namespace.ones_like(value)), lambda leaf: None)
 
     return differentiated

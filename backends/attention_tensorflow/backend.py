@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,12 @@ from tensorflow.python.eager import context, record  # no public name tells what
 from tensorflow.python.saved_model import save_context  # no public name tells that a program is being saved
 
 from attention_core.backend import DIFFERENTIATED_ONCE, Array, Backend, Operation, Tuning, explain_class
+from attention_numpy.adapter import Adapter
 from attention_numpy.trees import (
-    as_floating,
-    differentiate,
-    known_device,
+    NumpyArray,
     known_mode,
     map_arrays,
-    versions_of,
+    value_and_grad,
 )
 from attention_tensorflow import namespace as tensorflow_namespace, programs
 from attention_tensorflow.loops import TensorFlowLoops
@@ -32,9 +31,10 @@ explain_class("tensorflow", "SparseTensor", ": tf.sparse.to_dense makes one", is
 explain_class("tensorflow", "IndexedSlices", ": tf.convert_to_tensor makes one", is_array=True)
 
 
-class TensorFlowBackend(Backend):
+class TensorFlowBackend(Adapter):
     """The backend of TensorFlow."""
 
+    packages = ("numpy", "ml_dtypes", "keras")
     modes: tuple[str, ...] = ("eager", "graph", "xla")
     dtypes: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
     tuning = Tuning(
@@ -47,10 +47,11 @@ class TensorFlowBackend(Backend):
         backward_keys=256,
         query_chunk=128,
     )
+    value_and_grad = value_and_grad
 
     def versions(self) -> dict[str, str]:
         """Versions of TensorFlow, of Keras where it is installed, and of what tensors pass through."""
-        return {"tensorflow": tf.__version__, **versions_of("numpy", "ml_dtypes", "keras")}
+        return {"tensorflow": tf.__version__, **super().versions()}
 
     def owns(self, array: Array, /) -> bool:
         """Whether this is a tensor or a variable; ragged and sparse tensors are not, nor are those of Keras."""
@@ -64,11 +65,8 @@ class TensorFlowBackend(Backend):
         """Names of the devices, such as ``CPU:0``; a GPU comes first, as TensorFlow prefers it."""
         return tensorflow_namespace.__array_namespace_info__().devices()
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        """Turn the NumPy arrays of a tree into tensors, bit for bit but for ``dtype``."""
-        placed = contextlib.nullcontext() if device is None else tf.device(known_device(device, self.devices()))
-        with placed:
-            return map_arrays(lambda array: tf.constant(as_floating(array, dtype, self.dtypes)), tree)
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        return tensorflow_namespace.asarray(array, device=device)
 
     def to_numpy(self, tree: Any, /) -> Any:
         return map_arrays(lambda array: np.asarray(array.numpy()), tree)  # TensorFlow copies, to be safe
@@ -80,9 +78,6 @@ class TensorFlowBackend(Backend):
             return function
         # The functions loop over Python numbers only, so that AutoGraph would rewrite their source for nothing.
         return tf.function(function, autograph=False, jit_compile=mode == "xla")  # type: ignore[no-any-return]
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.dtype.is_floating)
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether a tape that is open here records what is computed from a tensor; one around a graph is not seen."""
@@ -148,15 +143,16 @@ class TensorFlowBackend(Backend):
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        tensors = [tf.identity(array) for array in arrays]  # an array given twice has two gradients
         with tf.GradientTape() as tape:
-            tape.watch(arrays)
-            value = function(*arrays)
+            tape.watch(tensors)
+            value = function(*tensors)
 
         def gradients_of(cotangent: Array) -> tuple[Array, ...]:
             gradients = tape.gradient(
-                value, arrays, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
+                value, tensors, output_gradients=cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO
             )
-            return tuple(map(tf.convert_to_tensor, gradients))
+            return tuple(map(tf.convert_to_tensor, gradients))  # that of `take` comes as slices
 
         return value, gradients_of
 
@@ -180,15 +176,6 @@ def _refused(tensors: tuple[Array, ...]) -> Any:
     # To save a program is to trace the gradients of all that it holds, gradients included: that of those raises if run.
     with tf.control_dependencies([tf.debugging.Assert(False, [DIFFERENTIATED_ONCE])]):
         return [tf.zeros_like(tensor) for tensor in tensors]
-
-
-def _gradient(function: Callable[..., Array], arrays: list[Array], /) -> tuple[Array, Iterable[Array]]:
-    tensors = [tf.identity(array) for array in arrays]  # an array given twice has two gradients
-    with tf.GradientTape() as tape:
-        tape.watch(tensors)
-        value = function(*tensors)
-    gradients = tape.gradient(value, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    return value, [tf.convert_to_tensor(gradient) for gradient in gradients]  # that of `take` comes as slices
 
 
 backend: Backend = TensorFlowBackend(tensorflow_namespace, TensorFlowLoops(tensorflow_namespace))

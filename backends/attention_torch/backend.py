@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import array_api_compat.torch
@@ -18,7 +18,6 @@ from attention_core.backend import (
     DIFFERENTIATED_ONCE,
     Array,
     Autocast,
-    Backend,
     Kernel,
     Loops,
     Operation,
@@ -26,18 +25,16 @@ from attention_core.backend import (
     explain_class,
     remember,
 )
+from attention_numpy.adapter import Adapter
 from attention_numpy.threads import Threads
 from attention_numpy.trees import (
     NumpyArray,
-    as_floating,
     bfloat16,
     check_numpy,
-    differentiate,
-    known_device,
     known_mode,
     map_arrays,
     to_copies,
-    versions_of,
+    value_and_grad,
 )
 from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
@@ -144,9 +141,10 @@ class TorchAutocast(Autocast):
         return torch.autocast(device, enabled=False) if _has_autocast(device) else contextlib.nullcontext()
 
 
-class TorchBackend(Backend):
+class TorchBackend(Adapter):
     """The backend of PyTorch."""
 
+    packages = ("torch", "numpy", "ml_dtypes")
     modes: tuple[str, ...] = ("eager", "compiled")
     tuning = Tuning(queries=2048, keys=512, min_queries=64, dense_below=256 * 256, structured_below=256 * 256)
     kernels: tuple[Kernel, ...] = (ScaledDotProduct(FLEX), FLEX)
@@ -154,6 +152,7 @@ class TorchBackend(Backend):
     collectives = TorchCollectives()
     autocast = TorchAutocast()
     as_step = staticmethod(as_step)
+    value_and_grad = value_and_grad  # which touches no ``.grad``
 
     def __init__(self) -> None:
         super().__init__(array_api_compat.torch, TorchLoops(array_api_compat.torch))
@@ -162,9 +161,6 @@ class TorchBackend(Backend):
     @property
     def dtypes(self) -> tuple[str, ...]:
         return ("float16", "bfloat16", "float32", "float64")
-
-    def versions(self) -> dict[str, str]:
-        return versions_of("torch", "numpy", "ml_dtypes")
 
     def owns(self, array: Array, /) -> bool:
         return isinstance(array, torch.Tensor)
@@ -190,10 +186,11 @@ class TorchBackend(Backend):
         accelerators = (torch.device(torch.accelerator.current_accelerator().type, index) for index in range(count))
         return ["cpu", *map(str, accelerators), "meta"]
 
-    def from_numpy(self, tree: Any, /, *, device: str | None = None, dtype: str | None = None) -> Any:
-        placed = known_device(device or "cpu", self.devices())
-        copies = to_copies(map_arrays(lambda array: as_floating(array, dtype, self.dtypes), tree))
-        return map_arrays(lambda array: _tensor(array).to(placed), copies)
+    def placed(self, array: NumpyArray, device: str | None, /) -> Array:
+        # Neither library knows the other's bfloat16, but both can look at the bits as integers.
+        is_bfloat16 = array.dtype.name == "bfloat16"
+        tensor = torch.from_numpy(to_copies(array).view("int16") if is_bfloat16 else to_copies(array))
+        return (tensor.view(torch.bfloat16) if is_bfloat16 else tensor).to(device or "cpu")
 
     def to_numpy(self, tree: Any, /) -> Any:
         check_numpy()
@@ -213,10 +210,6 @@ class TorchBackend(Backend):
         return torch.compile(  # type: ignore[no-any-return]
             compiled, fullgraph=True, dynamic=False, options=options, **RECOMPILE_OPTIONS
         )
-
-    def value_and_grad(self, function: Callable[..., Array], /) -> Callable[..., tuple[Array, tuple[Any, ...]]]:
-        """Turn a function of trees to a 0-d tensor into one that also returns gradients; no ``.grad`` is touched."""
-        return differentiate(function, _gradient, lambda leaf: self.owns(leaf) and leaf.is_floating_point())
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether autograd records what is computed from a tensor; parameters alone are marked in any case."""
@@ -283,17 +276,27 @@ class TorchBackend(Backend):
     def vjp(
         self, function: Callable[..., Array], /, *arrays: Array
     ) -> tuple[Array, Callable[[Array], tuple[Array, ...]]]:
+        """By transforming the function where it is being transformed already, else by recording it.
+
+        The compiler traces only the former, and compiled functions can be called only in the latter.
+        """
+        if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, arrays)):
+            return torch.func.vjp(function, *arrays)  # type: ignore[no-any-return]
+        # The history of an array is kept, so that gradients can be differentiated again.
+        again = torch.is_grad_enabled() and any(array.requires_grad for array in arrays)
         with torch.enable_grad(), _recording():
-            variables = [array.detach().requires_grad_() for array in arrays]
+            variables = [_fresh(array) if again else _fresh(array.detach()) for array in arrays]
             value = function(*variables)
 
         def gradients_of(cotangent: Array) -> tuple[Array, ...]:
+            if not value.requires_grad:  # it depends on none of them
+                return tuple(map(torch.zeros_like, variables))
             with _recording():
                 return torch.autograd.grad(  # type: ignore[no-any-return]
-                    value, variables, cotangent, allow_unused=True, materialize_grads=True
+                    value, variables, cotangent, create_graph=again, allow_unused=True, materialize_grads=True
                 )
 
-        return value.detach(), gradients_of
+        return (value if again else value.detach()), gradients_of
 
 
 def _recording() -> contextlib.AbstractContextManager[Any]:
@@ -378,39 +381,10 @@ class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
         return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
 
 
-def _tensor(array: NumpyArray) -> torch.Tensor:
-    # Neither library knows the other's bfloat16, but both can look at the bits as integers.
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
 def _numpy(tensor: torch.Tensor) -> NumpyArray:
     if tensor.dtype == torch.bfloat16:
         return tensor.detach().view(torch.int16).numpy(force=True).view(bfloat16())  # type: ignore[no-any-return]
     return tensor.numpy(force=True)  # type: ignore[no-any-return]
-
-
-def _gradient(
-    function: Callable[..., torch.Tensor], variables: list[torch.Tensor]
-) -> tuple[torch.Tensor, Iterable[torch.Tensor]]:
-    """Differentiate by transforming the function where it is being transformed already, else by recording it.
-
-    The compiler traces only the former, and compiled functions can be called only in the latter.
-    """
-    if torch.compiler.is_compiling() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, variables)):
-        places = tuple(range(len(variables)))
-        gradients, value = torch.func.grad_and_value(function, argnums=places)(*variables)
-        return value, gradients
-    # The history of a variable is kept, so that gradients can be differentiated again.
-    again = torch.is_grad_enabled() and any(variable.requires_grad for variable in variables)
-    with torch.enable_grad():
-        recorded = [_fresh(variable) if again else _fresh(variable.detach()) for variable in variables]
-        value = function(*recorded)
-        if not value.requires_grad:  # it depends on none of them
-            return value, [torch.zeros_like(variable) for variable in variables]
-        gradients = torch.autograd.grad(value, recorded, create_graph=again, allow_unused=True, materialize_grads=True)
-    return (value if again else value.detach()), gradients
 
 
 def _fresh(variable: torch.Tensor) -> torch.Tensor:

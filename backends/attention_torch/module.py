@@ -146,13 +146,11 @@ class Layer(Adapted, Tree):
         self.definition = definition
         self.reset_parameters(seed)
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "kind" in vars(cls):
-            cls.__init__ = constructor(Layer, cls.kind, defaults=cls.defaults)  # type: ignore[method-assign]
-            cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, class_doc=cls.__doc__)
-            cls.forward = names_keywords(call_of(cls.kind, "forward", words=Layer._call.__doc__), cls.kind.__name__)
-            cls._classes.setdefault(cls.kind, cls)
+    @classmethod
+    def _complete(cls) -> None:
+        cls.__init__ = constructor(Layer, cls.kind, defaults=cls.defaults)  # type: ignore[method-assign]
+        cls.__doc__ = described(cls.kind.__doc__, Layer.__doc__, class_doc=cls.__doc__)
+        cls.forward = names_keywords(call_of(cls.kind, "forward", words=Layer._call.__doc__), cls.kind.__name__)
 
     def reset_parameters(self, seed: Any = None) -> None:
         """Start again: with the same bits on every framework for the same seed.

@@ -18,7 +18,7 @@ from attention_core.backend import Call, Kernel, Takes, Verdict, default_scale, 
 from attention_core.masks import And, Given, Mask, MaskFunction, Not, Or, Segments, Spans, flatten
 from attention_torch.kernels.flex_functions import (
     KEPT,
-    makes_tables,
+    looks_up,
     mask_function,
     modified,
     score_function,
@@ -167,7 +167,7 @@ def _refusal_of_scores(call: Call) -> str | None:
     arrays = [call.softcap, *getattr(call.score_mod, "arrays", ())]
     if any(isinstance(array, torch.Tensor) and array.requires_grad for array in arrays):
         return "is not known to differentiate by arrays of functions of scores"
-    if torch.compiler.is_compiling() and makes_tables(call.score_mod):
+    if torch.compiler.is_compiling() and looks_up(call.score_mod):
         return "is given tables of a score_mod outside of a compiled program only"
     if call.score_mod is not None and not _takes_positions(modified(call), 5, call):
         return "calls a score_mod with single positions, which this one does not take"
@@ -211,9 +211,7 @@ def block_mask(call: Call) -> BlockMask | None:
         return None
     treedef, arrays = _mask_key(call)
     is_known = len(arrays) == 0 and all(isinstance(start, int) for start in call.starts)
-    if torch.compiler.is_compiling() or _is_captured(call.query):  # a tensor of the program, or memory of the graph
-        is_known = False
-    if not is_known:
+    if not is_known or torch.compiler.is_compiling() or _is_captured(call.query):  # of a program, or of the graph
         return _blocks(call, mask_function(call), with_queries=records(call))
     key = treedef, call.query.shape[:-1], call.key.shape[-2], call.query.device, call.starts
     kept = _KEPT.get(key)
@@ -230,12 +228,10 @@ def _is_captured(array: torch.Tensor) -> bool:
     return bool(array.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _mask_key(call: Call) -> tuple[Any, tuple[torch.Tensor, ...]]:
+def _mask_key(call: Call) -> tuple[Any, list[torch.Tensor]]:
     """The tree definition of a rule, which compares by value, and its arrays."""
     arrays: list[torch.Tensor] = []
-    mask = call.mask
-    treedef = flatten(Given(mask) if isinstance(mask, torch.Tensor) else mask, arrays)
-    return treedef, tuple(arrays)
+    return flatten(call.mask, arrays), arrays
 
 
 def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_queries: bool = True) -> BlockMask:
@@ -247,13 +243,8 @@ def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_qu
     *leading, heads, rows, _ = call.query.shape
     columns = call.key.shape[-2]
     mask = call.mask if isinstance(call.mask, Mask) else Given(call.mask)
-    query, key = (_spans(length, device) for length in (rows, columns))
-    starts = call.starts
-    some, every = mask.blocks(
-        Spans((query[0] + starts[0])[:, None], (query[1] + starts[0])[:, None], BLOCK),
-        Spans(key[0] + starts[1], key[1] + starts[1], BLOCK),
-        xp=xp,
-    )
+    query, key = (_spans(*each, device) for each in zip((rows, columns), call.starts, strict=True))
+    some, every = mask.blocks(Spans(query[0][:, None], query[1][:, None], BLOCK), Spans(*key, BLOCK), xp=xp)
     whole = ((query[1] - query[0]) == BLOCK - 1)[:, None] & ((key[1] - key[0]) == BLOCK - 1)
     dims = (*leading, heads, *whole.shape)
     full = some & every & whole
@@ -262,10 +253,10 @@ def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_qu
     return _library().BlockMask.from_kv_blocks(*counted, BLOCK, function, (rows, columns), with_queries)
 
 
-def _spans(length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first and the last position of each block."""
+def _spans(length: int, start: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first and the last position of each block, counted from a start."""
     first = torch.arange(0, length, BLOCK, dtype=torch.int32, device=device)
-    return first, (first + BLOCK - 1).clamp(max=length - 1)
+    return first + start, (first + BLOCK - 1).clamp(max=length - 1) + start
 
 
 def _four_axes(flags: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:

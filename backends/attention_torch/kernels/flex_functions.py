@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from attention_core.backend import Call
 from attention_core.masks import And, Band, Given, Mask, MaskFunction, Not, Or, Segments
-from attention_core.scores import ScoreMod
 
-FARTHEST = 2**29  # above all positions, as in the core
+FARTHEST = 2**29  # above all positions, as in the core: twice as far is no end
 KEPT = 32  # block masks, programs and traced functions
 
 
@@ -42,9 +41,12 @@ def _counted(function: Callable[..., torch.Tensor], call: Call, starts: tuple[An
 
 def _rule(mask: Any, call: Call) -> Any:
     if isinstance(mask, And | Or):
-        return _joined(_rule(mask.first, call), _rule(mask.second, call), isinstance(mask, And))
+        first, second = _rule(mask.first, call), _rule(mask.second, call)
+        joined = operator.and_ if isinstance(mask, And) else operator.or_
+        return lambda *at: joined(first(*at), second(*at))
     if isinstance(mask, Not):
-        return _inverted(_rule(mask.mask, call))
+        hidden = _rule(mask.mask, call)
+        return lambda *at: ~hidden(*at)
     if isinstance(mask, Segments):
         query_ids, key_ids = (_batched(ids, 1, call) for ids in (mask.query_ids, mask.key_ids))
         return lambda batch, head, query, key: _element(query_ids, (batch, query)) == _element(key_ids, (batch, key))
@@ -57,36 +59,22 @@ def _rule(mask: Any, call: Call) -> Any:
     return lambda *at: _element(allowed, at)
 
 
-def _inverted(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda *at: ~function(*at)
-
-
-def _joined(first: Callable[..., torch.Tensor], second: Callable[..., torch.Tensor], both: bool) -> Any:
-    if both:
-        return lambda *at: first(*at) & second(*at)
-    return lambda *at: first(*at) | second(*at)
-
-
 def _banded(call: Call, band: Band) -> Callable[..., torch.Tensor]:
     """The rule of a band: of a window, which may have no end on a side, of a number of keys, or of both."""
-    low, high, stop, offset = (_numbers(x, call) for x in (band.low, band.high, band.stop, band.offset))
+    ends = (far if end is None else end for end, far in zip(band.ends, (-2 * FARTHEST, 2 * FARTHEST), strict=True))
+    low, high, stop, offset = (_numbers(x, call) for x in (*ends, band.stop, band.offset))
 
-    def of_keys(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
-        return key < _of_sample(stop, batch)
-
-    def of_distance(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
+    def allowed(batch: Any, head: Any, query: Any, key: Any) -> torch.Tensor:
         distance = key - query - _of_sample(offset, batch)
-        return (distance <= high) & (distance >= low)
+        return (distance <= high) & (distance >= low) & (key < _of_sample(stop, batch))
 
-    if not band.has_stop:
-        return of_distance
-    return _joined(of_distance, of_keys, True) if any(end is not None for end in band.ends) else of_keys
+    return allowed
 
 
 def _numbers(value: Any, call: Call) -> torch.Tensor:
     """A number, or one for each sample, within reach of int32; an array, as a program is compiled anew for a number."""
     if isinstance(value, int):
-        value = max(-FARTHEST, min(value, FARTHEST))
+        value = max(-2 * FARTHEST, min(value, 2 * FARTHEST))
         return torch.full((), value, dtype=torch.int32, device=call.query.device)
     return _batched(value, 0, call).to(torch.int64).clamp(-FARTHEST, FARTHEST).to(torch.int32)
 
@@ -114,55 +102,29 @@ def modified(call: Call) -> Callable[..., torch.Tensor]:
     """The function of scores of a call, at single positions."""
     score_mod: Any = call.score_mod
     function, arrays = getattr(score_mod, "function", score_mod), getattr(score_mod, "arrays", ())
-    if makes_tables(score_mod):
+    if looks_up(score_mod):
         shapes = tuple((array.dtype, tuple(array.shape)) for array in arrays)
-        function, tables = _traced(function, shapes, call.query.device)
-        arrays = *arrays, *tables
+        function, listed = _traced(function, shapes, call.query.device)
+        arrays = *arrays, listed
     return _counted(lambda *at: function(*at, *arrays), call, (*call.whole[:2], *call.starts))
 
 
-def makes_tables(score_mod: Any) -> bool:
-    """Whether a function of scores is one of the core, which makes tables that a compiled kernel has to be given."""
-    # Functions of users may change, though they stay equal: those are never kept.
-    function = getattr(score_mod, "function", score_mod)
-    return not isinstance(function, FunctionType) and type(function).__module__ == ScoreMod.__module__
+def looks_up(score_mod: Any) -> bool:
+    """Whether a function of scores is one of the core, with numbers that a compiled kernel has to be given."""
+    return hasattr(getattr(score_mod, "function", score_mod), "listed")
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _traced(function: Any, shapes: tuple[Any, ...], device: torch.device) -> tuple[Any, tuple[torch.Tensor, ...]]:
-    """A function as a graph, and the tables that it makes, which become further arguments of the graph."""
+def _traced(function: Any, shapes: tuple[Any, ...], device: torch.device) -> tuple[Any, torch.Tensor]:
+    """A function of the core as a graph, whose last argument are the numbers that it looks up; and these."""
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex  # noqa: PLC0415 (the compiler)
+
     arrays = [torch.zeros(shape, dtype=dtype, device=device) for dtype, shape in shapes]
     score, *at = (torch.zeros((), dtype=dtype, device=device) for dtype in (torch.float32, *[torch.int32] * 4))
-    module = make_fx(function)(score, *at, *arrays)
-    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
-    tables = []
-    for node in [node for node in module.graph.nodes if node.op == "get_attr"]:
-        tables.append(getattr(module, node.target))
-        with module.graph.inserting_after(last):
-            last = module.graph.placeholder(f"table_{len(tables)}")
-        for copy_ in list(node.users):  # of a constant, which the kernel only reads
-            copy_.replace_all_uses_with(last)
-            module.graph.erase_node(copy_)
-        module.graph.erase_node(node)
-    _take_single_elements(module.graph)
-    module.recompile()
-    return module, tuple(tables)
-
-
-def _take_single_elements(graph: Any) -> None:
-    """Let a graph index by one number where it selects by an array of one, of which a kernel makes no reshape."""
-    ops = torch.ops.aten
-    for node in list(graph.nodes):
-        is_number = node.op == "call_function" and node.meta["val"].numel() == 1
-        if is_number and node.target is ops.index_select.default:
-            with graph.inserting_before(node):
-                taken = graph.call_function(ops.index.Tensor, (node.args[0], [node.args[2]]))
-            taken.meta = node.meta
-            node.replace_all_uses_with(taken)
-            graph.erase_node(node)
-        elif is_number and node.target is ops.view.default and node.args[0].op != "placeholder":
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
+    listed = function.listed(score)
+    with TransformGetItemToIndex():
+        graph = make_fx(lambda *inputs: function(*inputs[:-1], listed=inputs[-1]))(score, *at, *arrays, listed)
+    return graph, listed
 
 
 def score_function(call: Call) -> Callable[..., torch.Tensor] | None:
