@@ -177,21 +177,21 @@ def test_tensorflow_with_every_dimension_open(tf, name):
 def test_tensorflow_with_open_dimensions_that_turn_out_empty_or_one(tf, jit_compile):
     """No keys give zeros, not nan; and a mask of unknown shape may broadcast."""
     open_mask = tf.TensorSpec([None, None], tf.bool)
+    exact = {"arithmetic": "fast" if jit_compile else "reproducible"}  # which XLA cannot cut into blocks of no keys
 
-    @tf.function(input_signature=[tf.TensorSpec([None] * 4)] * 3 + [open_mask], jit_compile=jit_compile)
+    @tf.function(input_signature=[tf.TensorSpec([None] * 3 + [4])] * 3 + [open_mask], jit_compile=jit_compile)
     def attend(query, key, value, mask):
         return [
             ac.scaled_dot_product_attention(query, key, value, **options)
-            for options in ({}, {"mask": mask}, {"mask": mask, "is_causal": True})
+            for options in ({}, exact, {"mask": mask}, {"mask": mask, "is_causal": True})
         ]
 
-    query, key, value = (tf.ones(dims) for dims in ((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 5)))
+    query, key, value = (tf.ones(dims) for dims in ((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 4)))
     for output in attend(query, key, value, tf.ones((3, 1), tf.bool)):
-        assert (output.numpy() == 0).all()
-        assert output.shape == (2, 2, 3, 5)
+        np.testing.assert_array_equal(output, np.zeros((2, 2, 3, 4)))
     for mask in ([[True, False, True]], [[True], [True], [False]]):
         expected = ac.scaled_dot_product_attention(query, query, query, mask=tf.constant(mask), is_causal=True)
-        np.testing.assert_allclose(attend(query, query, query, tf.constant(mask))[2], expected, rtol=1e-6)
+        np.testing.assert_allclose(attend(query, query, query, tf.constant(mask))[3], expected, rtol=1e-6)
     append, arrays = case("append", "tensorflow")
     none = [*arrays[:3], *(x[..., :0, :] for x in arrays[3:5]), 0 * arrays[5]]
     graph = tf.function(append, input_signature=opened(tf, arrays), jit_compile=jit_compile)

@@ -194,7 +194,7 @@ def _units(sizes: Array, xp: Namespace) -> Array:
     if 0 in sizes.shape:
         return xp.ones_like(some[..., :1, :])
     half = shape(some, xp=xp)[-2] // 2
-    middle = xp.sort(some, axis=-2)[..., half : half + 1, :]
+    middle = xp.max(xp.sort(some, axis=-2)[..., half : half + 1, :], axis=-2, keepdims=True)  # of no key in a graph
     return xp.where(xp.logical_and(xp.isfinite(middle), xp.greater(middle, 0.0)), middle, 1.0)
 
 
