@@ -286,6 +286,8 @@ def _is_step(array: Array) -> bool:
 
 
 class _Number(NamedTuple):
+    """The plan of a fold: what is folded in."""
+
     number: int
 
 
@@ -362,23 +364,19 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
         The position: leading axes counted as one, in row-major order, and the last two axes.
     xp : array namespace
     """
-    arrays = dropout.seed, sample, row, column
-    if _is_step(sample):
-        arrays = _seed_array(dropout.seed, xp), *arrays[1:]
-        rows, columns = backend_for(sample, xp).custom_gradient(HASHED, (), arrays)
-    else:
-        rows, columns = _hashed(*arrays, xp=xp)
+    rows, columns = _hashed_in_a_step(dropout.seed, sample, row, column, xp=xp)
     least = round(dropout.rate * 2**_RESOLUTION)
     flipped = _signed(2**31 | least >> 8 & 0xFF00)
     return one_program(_are_kept, xp)(rows, columns, flipped, least - 2 ** (_RESOLUTION - 1), xp=xp)
 
 
-def _seed_array(seed: Any, xp: Namespace) -> Array:
-    """A seed as an array, so that one program serves all integers."""
-    seed = plain_integer(seed)
-    if not isinstance(seed, int):
-        return seed
-    return xp.concat([xp.full((1,), word, dtype=xp.int32) for word in seed_words(seed, xp=xp)])
+def _hashed_in_a_step(seed: Any, *at: Array, xp: Namespace) -> tuple[Array, ...]:
+    """What `_hashed` gives. Integers are arrays of a step, so that one program serves all seeds."""
+    if not _is_step(at[0]):
+        return _hashed(seed, *at, xp=xp)
+    if isinstance(plain_integer(seed), int):
+        seed = xp.concat([xp.full((1,), word, dtype=xp.int32) for word in seed_words(seed, xp=xp)])
+    return backend_for(at[0], xp).custom_gradient(HASHED, (), (seed, *at))
 
 
 def _hashed(seed: Any, sample: Array, row: Array, column: Array, *, xp: Namespace) -> tuple[Array, Array]:
@@ -392,12 +390,11 @@ def _hashed_abstract(_: Any, arrays: tuple[Array, ...], backend: Backend) -> tup
     return backend.namespace.add(sample, row), backend.namespace.zeros_like(column)
 
 
-HASHED = register(
-    "random.hashed",
-    Operation(
-        lambda _, arrays, backend: _hashed(*arrays, xp=backend.namespace), lambda *_: (None,) * 4, _hashed_abstract
-    ),
-)
+def _hashed_forward(_: Any, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return _hashed(*arrays, xp=backend.namespace)
+
+
+HASHED = register("random.hashed", Operation(_hashed_forward, lambda *_: (None,) * 4, _hashed_abstract))
 
 
 def _are_kept(rows: Array, columns: Array, flipped: int, least: int, *, xp: Namespace) -> Array:
