@@ -292,7 +292,7 @@ class _Number(NamedTuple):
 
 
 def _folded(plan: _Number, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return (fold_in(*arrays, plan.number, xp=backend.namespace),)
+    return (fold_in(arrays[0], plan.number, xp=backend.namespace),)
 
 
 def _folded_abstract(plan: _Number, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
