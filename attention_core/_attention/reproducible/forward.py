@@ -174,7 +174,7 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     if are_few(grid.dims[2], grid.sizes[0]):
         return _Near(*queries)
     key, norm = near_vectors(xp.astype(sample.key, xp.float64), grid.loops)
-    value = to_float64(grid.value_part(sample.value), xp)
+    value = _as_float64(grid, grid.value_part(sample.value))
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
     span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
@@ -182,6 +182,12 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     of_parts = [bounds.largest_size(sizes[..., n * width : (n + 1) * width], xp) for n in range(span)]
     columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
+
+
+def _as_float64(grid: Grid, value: Array) -> Array:
+    """Values for which the bound has room where subnormal ones count."""
+    xp = grid.xp
+    return xp.astype(value, xp.float64) if grid.call.dropout is None else to_float64(value, xp)
 
 
 def _units(sizes: Array, xp: Namespace) -> Array:
@@ -218,7 +224,7 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
         weights = grid.loops.inplace(xp.exp, scores)
         kept = grid.drop(weights, block.at)
         if near.columns is None:
-            value = to_float64(grid.value_part(block_of(rows.sample.value)), xp)
+            value = _as_float64(grid, grid.value_part(block_of(rows.sample.value)))
             sums, sizes = _sums_of_channels(grid, weights, kept, value, norm, query_norm)
         else:
             sums, sizes = _sums(grid, weights, kept, block_of(near.columns))
@@ -312,7 +318,7 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)
-    bound = xp.add(bound, bounds.TINY)
+    bound = xp.add(bound, bounds.SUBNORMAL if grid.call.dropout is None else bounds.TINY)
     output = bounds.decided(xp.multiply(found, factor), bound, round_to_float32, xp)
     logarithm = _decide_logarithm(grid, row_max, norm, weight, relative)
     return _Filtered(output, logarithm, xp.astype(none, xp.float64))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from typing import Any, NamedTuple
 
 from ..._arithmetic.elementary import tanh
 from ..._arithmetic.exact import LOG2_E, power_above_max, slice_bits, slices, to_float64, uncontracted
-from ..._arrays import Array, Namespace, take_rows
+from ..._arrays import Array, Namespace, shape, take_rows
 from ..._backend import Loops, runs_at_once
 from ...masks import Positions
 from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
@@ -56,18 +55,13 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 
 
 def cut_vectors(x: Array, xp: Namespace) -> list[Array]:
-    r"""Vectors (..., D) as sums of slices, each of integers times a power of two of the vector.
+    r"""Slices of vectors (..., D), each of integers, and then the power of two of each vector, (..., 1).
 
-    Where a vector is not finite, its slices are nan, as its power is. Where a library computes at once, a last slice of
-    zeros is left out: few numbers of 24 bits reach into it.
+    Where a vector is not finite, all of these are nan. Where a library computes at once, slices of zeros at the end are
+    left out: few numbers of 24 bits reach into the third.
     """
-    bits, power = slice_bits(SLICES * x.shape[-1]), power_above_max(x, -1, xp)
-    parts = slices(x, power, bits=bits, count=SLICES, xp=xp)
-    if runs_at_once(x) and not bool(xp.any(parts[-1])):
-        parts.pop()
-    for n in range(len(parts)):
-        parts[n] *= xp.multiply(power, 2.0 ** (-bits * (n + 1)))
-    return parts
+    power = power_above_max(x, -1, xp)
+    return [*slices(x, power, bits=slice_bits(SLICES * x.shape[-1]), count=SLICES, may_end=True, xp=xp), power]
 
 
 def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Array:
@@ -75,12 +69,17 @@ def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Arr
 
     The sum of all products of slices whose bits are as small is exact. These sums are added, the smallest first.
     """
-    levels: list[Array | None] = [None] * SLICES
-    for (a, query), (b, key) in itertools.product(enumerate(queries), enumerate(keys)):
-        if a + b < SLICES:
-            product, before = matmul_per_group(query, xp.matrix_transpose(key), xp), levels[a + b]
-            levels[a + b] = product if before is None else xp.add(before, product)
-    return functools.reduce(lambda small, large: xp.add(large, small), (x for x in reversed(levels) if x is not None))
+    (*queries, query_power), (*keys, key_power) = queries, keys
+    group_size, levels = shape(query_power, xp=xp)[1], [xp.zeros_like(query_power)] * SLICES
+    for b, key in enumerate(keys):
+        pairs = queries[: SLICES - b]
+        products = matmul_per_group(xp.concat(pairs, axis=1), xp.matrix_transpose(key), xp)
+        for a in range(len(pairs)):
+            levels[a + b] = xp.add(levels[a + b], products[:, a * group_size : (a + 1) * group_size, ...])
+    bits = slice_bits(SLICES * queries[0].shape[-1])
+    total = functools.reduce(lambda small, large: xp.add(xp.multiply(small, 2.0**-bits), large), reversed(levels))
+    total = xp.multiply(total, xp.multiply(query_power, 2.0 ** (-2 * bits)))
+    return xp.multiply(total, xp.expand_dims(xp.matrix_transpose(key_power), axis=1))
 
 
 def exact_block(

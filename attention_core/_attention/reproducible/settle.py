@@ -16,7 +16,7 @@ from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
-from ..blocks.grid import Grid, pad
+from ..blocks.grid import Grid, Sample, pad
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
@@ -50,47 +50,60 @@ def settle(
     are others, which have the same doubts.
     """
     xp, loops, found, dims = grid.xp, grid.loops, [*results, *row_results], (*grid.dims[:2], *grid.lengths)
-    if not loops.traced and not any(_count(xp.isnan(x), xp) for x in found):
+    between = (grid.dims[2],) if side == 0 else ()
+    flags = [xp.any(xp.isnan(x), axis=-1) for x in found]
+    flagged = functools.reduce(xp.logical_or, [xp.any(x, axis=2) if between else x for x in flags])  # (B, G, L)
+    if not loops.traced and not _count(flagged, xp):
         return found
     if {*map(type, dims)} == {int} and grid.dims[1] * grid.lengths[1 - side] > LONG:
         grid = grid._replace(plan=grid.plan._replace(per_head=True), num_rounds=grid.dims[0] * grid.dims[1])
     num_heads = 1 if grid.plan.per_head else grid.dims[1]
-    between = (grid.dims[2],) if side == 0 else ()
     length, across = grid.lengths[side], grid.lengths[1 - side]
-    most, axes = _most(across, num_heads, grid.dims[2]), tuple(range(1 + len(between)))
+    most, rounds = _most(across, num_heads, grid.dims[2]), (grid.num_rounds, num_heads)
+    flagged = xp.any(xp.reshape(flagged, (*rounds, length)), axis=1)
+    has_doubts = None if loops.traced else loops.to_list(xp.astype(xp.any(flagged, axis=-1), xp.int32))
+    widths = [shape(x, xp=xp)[-1] for x in found]
+    parts = [xp.reshape(x, (*rounds, *between, length, width)) for x, width in zip(found, widths, strict=True)]
 
-    def zeros(rows: Any, like: Array, dtype: Any) -> Array:
-        width = shape(like, xp=xp)[-1]
-        return xp.zeros((num_heads, *between, rows, width), dtype=dtype, **on_device_of(like))
+    def zeros(rows: Any, like: Array, width: Any) -> Array:
+        return xp.zeros((num_heads, *between, rows, width), dtype=like.dtype, **on_device_of(like))
 
     def add_sample(index: Any, stacks: Any) -> Any:
-        sample = grid.sample_at(index)
-        of_sample = [grid.part_of(x, sample.index, sample.head) for x in found]
-        doubts = [xp.isnan(x) for x in of_sample]
-        flags = functools.reduce(xp.logical_or, (xp.any(xp.any(x, axis=-1), axis=axes) for x in doubts))
-        of_rows: list[Reference] = [reference(sample)] if loops.traced else []
+        whole = [loops.block_at(x, index) for x in parts]
+        if has_doubts is None or has_doubts[index]:
+            whole = settled(grid.sample_at(index), whole, loops.block_at(flagged, index))
+        return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
+
+    def settled(sample: Sample, of_sample: list[Array], flags: Array) -> list[Array]:
+        exact_rows = reference(sample)
 
         def compute(rows: Array) -> Arrays:
-            if not of_rows:
-                of_rows.append(reference(sample))
-            terms, exact = of_rows[0](rows)
-            picked = (take_rows(x, rows, axis=-2, xp=xp) for x in doubts)
+            terms, exact = exact_rows(rows)
+            picked = (xp.isnan(take_rows(x, rows, axis=-2, xp=xp)) for x in of_sample)
             sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, picked, strict=False))
             return (*(round_to_float32(x, xp) for x in sums), *exact)
 
-        kinds = [functools.partial(zeros, like=x, dtype=x.dtype) for x in found]
-        exact = _for_flagged(grid, flags, most, kinds, compute)
-        whole = of_sample if exact is None else list(map(xp.where, doubts, exact, of_sample))
-        return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
+        exact = _for_flagged(
+            grid,
+            flags,
+            most,
+            [functools.partial(zeros, like=x, width=width) for x, width in zip(found, widths, strict=True)],
+            compute,
+        )
+        if exact is None:
+            return of_sample
+        return [xp.where(xp.isnan(x), y, x) for x, y in zip(of_sample, exact, strict=True)]
 
     # TensorFlow has no stack of nothing, if blocks have no known shape.
     count = grid.num_rounds if isinstance(grid.num_rounds, int) else xp.maximum(grid.num_rounds, 1)
-    stacks = tuple([_stack(grid, count, functools.partial(zeros, length, x, x.dtype)) for x in found])
+    stacks = tuple(
+        [_stack(grid, count, functools.partial(zeros, length, *pair)) for pair in zip(found, widths, strict=True)]
+    )
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
     dims = (*grid.dims[:2], *between, length)
     return [
-        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds, ...], (*dims, shape(like, xp=xp)[-1]))
-        for x, like in zip(stacks, found, strict=True)
+        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds, ...], (*dims, width))
+        for x, width in zip(stacks, widths, strict=True)
     ]
 
 
@@ -106,7 +119,7 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
     xp, (factors, columns, units) = grid.xp, terms
     (num_groups, num_rows, num_terms), width = shape(factors, xp=xp), shape(columns, xp=xp)[-1]
     factors = xp.reshape(factors, (num_groups * num_rows, num_terms))
-    columns = xp.reshape(xp.matrix_transpose(columns), (num_groups * width, num_terms))
+    columns = xp.reshape(xp.permute_dims(columns, (1, 0, 2)), (num_terms, num_groups * width))
     units = xp.reshape(units, (num_groups * num_rows, 1))
     known = xp.add(xp.sum(factors, axis=-1, keepdims=True), units)
     known = xp.isnan(known if ranks is None else ranks.total(known))  # as nan: no sum is needed
@@ -115,7 +128,8 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
         row = xp.floor_divide(at, width)
         column = xp.add(xp.multiply(xp.floor_divide(row, num_rows), width), xp.remainder(at, width))
         factor = take_rows(factors, row, axis=0, xp=xp)
-        products = xp.multiply(factor, to_float64(take_rows(columns, column, axis=0, xp=xp), xp))
+        of_column = xp.matrix_transpose(take_rows(columns, column, axis=1, xp=xp))
+        products = xp.multiply(factor, to_float64(of_column, xp))
         products = xp.where(xp.equal(factor, 0.0), 0.0, uncontracted(products, xp))  # not nan
         total = exact_sum(products, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
         return (uncontracted(xp.multiply(total, take_rows(units, row, axis=0, xp=xp)), xp),)
