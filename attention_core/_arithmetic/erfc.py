@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .._arrays import Array, Namespace, dtype_name
+from .elementary import horner
 
 # Coefficients of R in erfc(x) = t exp(-x^2) R(y), with t = 4 / (4 + x) and y = (16 t - 9) / 7 in [-1, 1] for x in
 # [0, 28]. R is interpolated at 60 Chebyshev points, truncated after these terms and written in powers of y. The first
@@ -37,8 +38,5 @@ def erfc(x: Array, /, *, xp: Namespace) -> Array:
     distance = xp.minimum(xp.abs(x), xp.full_like(x, 30.0))  # erfc(30) is 0 in float64, and 30^2 overflows nowhere
     t = xp.divide(4.0, xp.add(distance, 4.0))
     y = xp.subtract(xp.multiply(t, 16 / 7), 9 / 7)
-    polynomial = xp.full_like(x, series[-1])
-    for coefficient in reversed(series[:-1]):
-        polynomial = xp.add(xp.multiply(polynomial, y), coefficient)
-    tail = xp.multiply(xp.multiply(t, polynomial), xp.exp(xp.negative(xp.multiply(distance, distance))))
+    tail = xp.multiply(xp.multiply(t, horner(y, series, xp)), xp.exp(xp.negative(xp.multiply(distance, distance))))
     return xp.where(xp.less(x, 0.0), xp.subtract(2.0, tail), tail)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 from ..._arithmetic.elementary import exp2
 from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Gradients, positions, shape, sizes, take_rows, zeros_with
 from ..._backend import Backend, Operation, register
+from ..._trees import map_leaves
 from ..blocks.grid import (
     Grid,
     Sample,
@@ -28,17 +28,24 @@ from .scores import ScoreBlock, cut_vectors, exact_block
 from .settle import Reference, Terms, settle
 
 
-def _cut(grid: Grid, sample: Sample) -> tuple[list[Array], list[Array]]:
-    """Queries and keys of a sample in slices."""
-    query, key = (cut_vectors(to_float64(x, grid.xp), grid.xp) for x in (sample.query, sample.key))
-    return query, key
+def _for_each_rows(grid: Grid, compute: Callable[[QueryRows, Array, ScoreBlock], Array], dtype: str) -> Array:
+    """A matrix (B, G, R, M, N), computed of some queries at a time, their exact scores for all keys, and the block."""
+    xp = grid.xp
+
+    def cut(sample: Sample) -> list[list[Array]]:
+        return [cut_vectors(to_float64(x, xp), xp) for x in (sample.query, sample.key)]
+
+    def of_rows(rows: QueryRows, slices: list[list[Array]]) -> Arrays:
+        query, key = map_leaves(rows.block, slices[0]), slices[1]
+        return (compute(rows, *exact_block(grid, rows.sample, query, key, i=rows.i, masked=grid.may_mask)),)
+
+    return for_each_rows(grid, cut, of_rows, grid.row_stacks(grid.lengths[1], dtype=dtype))[0]
 
 
-def _scores_at(rows: QueryRows, cut: tuple[list[Array], list[Array]], masked: bool, j: Any) -> tuple[Array, ScoreBlock]:
-    """The exact scores of a block of queries and the block of keys at ``j``, in units of log 2."""
-    query, key = (list(slices) for slices in cut)
-    key = [rows.grid.loops.block(x, j, rows.grid.sizes[1], -2) for x in key]
-    return exact_block(rows.grid, rows.sample, list(map(rows.block, query)), key, i=rows.i, j=j, masked=masked)
+def _grid_of(plan: Plan, arrays: Arrays, backend: Backend) -> Grid:
+    """A grid with one block of keys."""
+    call = unpack(plan, arrays, backend)
+    return make_grid(plan._replace(block_sizes=(plan.block_sizes[0], _num_keys(call))), call)
 
 
 def _num_keys(call: Call) -> int:
@@ -48,30 +55,28 @@ def _num_keys(call: Call) -> int:
     return columns
 
 
+def _matrix(operation: Operation, call: Call, *others: Array) -> Array:
+    """A matrix (..., H, M, N) in float32, by an operation on the arrays of a call and others."""
+    xp = call.xp
+    *dims, _ = shape(call.query, xp=xp)
+    columns, (plan, arrays) = _num_keys(call), arrange(call)
+    (matrix,) = call.backend.custom_gradient(operation, plan, (*arrays, *others))
+    return xp.reshape(matrix, (*dims, columns))
+
+
 def reproducible_scores(call: Call) -> Array:
     """Scores (..., H, M, N) in float32, masked with -inf."""
-    xp = call.xp
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    columns = _num_keys(call)
-    plan, arrays = arrange(call)
-    (scores,) = call.backend.custom_gradient(SCORES, plan._replace(block_sizes=(plan.block_sizes[0], columns)), arrays)
-    return xp.reshape(scores, (*leading, heads, rows, columns))
+    return _matrix(SCORES, call)
 
 
 def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, unpack(plan, arrays, backend))
-    xp = grid.xp
-
-    def round_scores(rows: QueryRows, cut: Any) -> Arrays:
-        _, block = _scores_at(rows, cut, grid.may_mask, 0)
-        return (round_to_float32(block.scores, xp),)
-
-    return for_each_rows(grid, functools.partial(_cut, grid), round_scores, grid.row_stacks(grid.lengths[1]))
+    grid = _grid_of(plan, arrays, backend)
+    return (_for_each_rows(grid, lambda rows, scores, block: round_to_float32(block.scores, grid.xp), "float32"),)
 
 
 def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     call, xp = unpack(plan, arrays, backend), backend.namespace
-    grid = make_grid(plan, call)
+    grid = _grid_of(plan, arrays, backend)
     d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
     d_bias = () if call.bias is None else (_d_bias(grid, call.bias, d_scores),)
     if call.softcap is not None:
@@ -95,12 +100,10 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     xp = grid.xp
     padded = pad_rows(grid, d_scores)
 
-    def multiply_derivative(rows: QueryRows, cut: Any) -> Arrays:
-        _, block = _scores_at(rows, cut, grid.may_mask, 0)
-        return (uncontracted(xp.multiply(block.softcap_derivative, rows.block_of(padded)), xp),)
+    def multiply_derivative(rows: QueryRows, scores: Array, block: ScoreBlock) -> Array:
+        return uncontracted(xp.multiply(block.softcap_derivative, rows.block_of(padded)), xp)
 
-    stacks = grid.row_stacks(grid.lengths[1], dtype="float64")
-    return for_each_rows(grid, functools.partial(_cut, grid), multiply_derivative, stacks)[0]
+    return _for_each_rows(grid, multiply_derivative, "float64")
 
 
 def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
@@ -153,39 +156,19 @@ SCORES = register("reproducible.scores", Operation(_scores_forward, _scores_back
 
 def reproducible_weights(call: Call, reference: Array) -> Array:
     """Weights before dropout, (..., H, M, N) in float32; ``reference`` is the third result of the forward pass."""
-    xp = call.xp
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    columns = _num_keys(call)
-    plan, arrays = arrange(call._replace(value=call.key, dropout=None))
-    (weights,) = call.backend.custom_gradient(WEIGHTS, plan, (*arrays, call.backend.stop_gradient(reference)))
-    return xp.reshape(weights, (*leading, heads, rows, columns))
+    return _matrix(WEIGHTS, call._replace(value=call.key, dropout=None), call.backend.stop_gradient(reference))
 
 
 def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, unpack(plan, arrays[:-1], backend))
-    xp, loops = grid.xp, grid.loops
+    grid = _grid_of(plan, arrays[:-1], backend)
+    xp = grid.xp
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
-    def weigh(rows: QueryRows, cut: Any) -> Arrays:
+    def weigh(rows: QueryRows, scores: Array, block: ScoreBlock) -> Array:
         anchor, logarithm = unpack_logarithm(rows.block_of(references), xp)
+        return round_to_float32(exp2(xp.subtract(xp.subtract(scores, anchor), logarithm), xp), xp)
 
-        def add_keys(masked: bool, j: Any, blocks: Any) -> Any:
-            scores, _ = _scores_at(rows, cut, masked, j)
-            exponents = xp.subtract(xp.subtract(scores, anchor), logarithm)
-            return loops.add_block(blocks, j, round_to_float32(exp2(exponents, xp), xp))
-
-        blocks = rows.visit(add_keys, loops.zero_blocks(grid.counts[1], functools.partial(_zeros, rows)))
-        return (loops.block_at(loops.stack_blocks(loops.concat_blocks(blocks, grid.counts[1], -1)), 0),)
-
-    last = grid.counts[1] * grid.sizes[1] if loops.traced else grid.lengths[1]
-    (weights,) = for_each_rows(grid, functools.partial(_cut, grid), weigh, grid.row_stacks(last))
-    return (weights[..., : grid.lengths[1]],)
-
-
-def _zeros(rows: QueryRows, j: Any) -> Array:
-    """The weights of a block of keys to which nobody attends."""
-    *dims, _ = shape(rows.block(rows.sample.query), xp=rows.grid.xp)
-    return zeros_with(rows.grid.call.query, *dims, rows.grid.length_of_block(1, j), xp=rows.grid.xp)
+    return (_for_each_rows(grid, weigh, "float32"),)
 
 
 def _weights_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:

@@ -83,9 +83,9 @@ def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Arr
 
 
 def exact_block(
-    grid: Grid, sample: Sample, queries: list[Array], keys: list[Array], *, i: Any, j: Any, masked: bool
+    grid: Grid, sample: Sample, queries: list[Array], keys: list[Array], *, i: Any = 0, j: Any = 0, masked: bool
 ) -> tuple[Array, ScoreBlock]:
-    """Exact scores of slices of queries and keys, in units of log 2, and their block."""
+    """Exact scores of slices of queries and keys, in units of log 2, and their block: by default, the first one."""
     xp = grid.xp
     product = uncontracted(xp.multiply(exact_product(queries, keys, xp), grid.plan.score_scale), xp)
     block = score_block(grid, sample, product, i=i, j=j, masked=masked)
@@ -93,19 +93,8 @@ def exact_block(
     return (xp.where(xp.equal(block.scores, -math.inf), -math.inf, scores) if masked else scores), block
 
 
-class ListedRows(NamedTuple):
-    """Some queries against all keys, or all queries against some keys, of one sample: a grid of one block."""
-
-    grid: Grid
-    sample: Sample
-
-    def scores(self, queries: list[Array], keys: list[Array]) -> tuple[Array, ScoreBlock]:
-        """Exact scores of slices of queries and keys, in units of log 2, and their block."""
-        return exact_block(self.grid, self.sample, queries, keys, i=0, j=0, masked=self.grid.may_mask)
-
-
-def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRows:
-    """The block of the queries (side 0) or keys (side 1) at these indices, and of all keys or queries."""
+def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> tuple[Grid, Sample]:
+    """The queries (side 0) or keys (side 1) at these indices, and all keys or queries: a grid of one block."""
     xp, num_rows = grid.xp, rows.shape[0]
     starts = list(grid.call.starts)
     starts[side] = grid.absolute(side, rows)
@@ -125,7 +114,7 @@ def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRow
         cache=None,
         visits=None,
     )
-    return ListedRows(of_rows, sample._replace(bias=bias, **taken))
+    return of_rows, sample._replace(bias=bias, **taken)
 
 
 # Products that come near

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
-from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows, zeros_with
+from ..._arrays import Array, Arrays, Namespace, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
-from ..blocks.grid import Grid, Sample, pad
+from ..blocks.grid import Grid, pad
 
 AT_ONCE = 2**18  # products that are summed at a time
 TERM_BITS = 30  # of the two integers of a term: sums of up to 2**23 of them are exact
@@ -60,51 +60,30 @@ def settle(
     num_heads = 1 if grid.plan.per_head else grid.dims[1]
     length, across = grid.lengths[side], grid.lengths[1 - side]
     most, rounds = _most(across, num_heads, grid.dims[2]), (grid.num_rounds, num_heads)
+    parts = [xp.reshape(x, (*rounds, *between, length, shape(x, xp=xp)[-1])) for x in found]
     flagged = xp.any(xp.reshape(flagged, (*rounds, length)), axis=1)
-    has_doubts = None if loops.traced else loops.to_list(xp.astype(xp.any(flagged, axis=-1), xp.int32))
-    widths = [shape(x, xp=xp)[-1] for x in found]
-    parts = [xp.reshape(x, (*rounds, *between, length, width)) for x, width in zip(found, widths, strict=True)]
-
-    def zeros(rows: Any, like: Array, width: Any) -> Array:
-        return xp.zeros((num_heads, *between, rows, width), dtype=like.dtype, **on_device_of(like))
+    in_doubt = None if loops.traced else loops.to_list(xp.astype(xp.any(flagged, axis=-1), xp.int32))
 
     def add_sample(index: Any, stacks: Any) -> Any:
-        whole = [loops.block_at(x, index) for x in parts]
-        if has_doubts is None or has_doubts[index]:
-            whole = settled(grid.sample_at(index), whole, loops.block_at(flagged, index))
-        return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
+        of_sample = [loops.block_at(x, index) for x in parts]
+        if in_doubt is None or in_doubt[index]:
+            exact_rows = reference(grid.sample_at(index))
 
-    def settled(sample: Sample, of_sample: list[Array], flags: Array) -> list[Array]:
-        exact_rows = reference(sample)
+            def compute(rows: Array) -> Arrays:
+                terms, exact = exact_rows(rows)
+                doubts = (xp.isnan(take_rows(x, rows, axis=-2, xp=xp)) for x in of_sample)
+                sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, doubts, strict=False))
+                return (*(round_to_float32(x, xp) for x in sums), *exact)
 
-        def compute(rows: Array) -> Arrays:
-            terms, exact = exact_rows(rows)
-            picked = (xp.isnan(take_rows(x, rows, axis=-2, xp=xp)) for x in of_sample)
-            sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, picked, strict=False))
-            return (*(round_to_float32(x, xp) for x in sums), *exact)
-
-        exact = _for_flagged(
-            grid,
-            flags,
-            most,
-            [functools.partial(zeros, like=x, width=width) for x, width in zip(found, widths, strict=True)],
-            compute,
-        )
-        if exact is None:
-            return of_sample
-        return [xp.where(xp.isnan(x), y, x) for x, y in zip(of_sample, exact, strict=True)]
+            of_sample = _fill(grid, of_sample, loops.block_at(flagged, index), most, compute)
+        return tuple(map(loops.add_block, stacks, itertools.repeat(index), of_sample))
 
     # TensorFlow has no stack of nothing, if blocks have no known shape.
     count = grid.num_rounds if isinstance(grid.num_rounds, int) else xp.maximum(grid.num_rounds, 1)
-    stacks = tuple(
-        [_stack(grid, count, functools.partial(zeros, length, *pair)) for pair in zip(found, widths, strict=True)]
-    )
+    stacks = tuple([_stack(grid, count, x, *shape(x, xp=xp)[1:]) for x in parts])
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
-    dims = (*grid.dims[:2], *between, length)
-    return [
-        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds, ...], (*dims, width))
-        for x, width in zip(stacks, widths, strict=True)
-    ]
+    whole = (loops.stack_blocks(x)[: grid.num_rounds, ...] for x in stacks)
+    return [xp.reshape(x, shape(like, xp=xp)) for x, like in zip(whole, found, strict=True)]
 
 
 def _most(length: Any, *counts: Any) -> int:
@@ -134,32 +113,25 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
         total = exact_sum(products, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
         return (uncontracted(xp.multiply(total, take_rows(units, row, axis=0, xp=xp)), xp),)
 
-    def zeros(rows: Any) -> Array:
-        return xp.zeros((rows, 1), dtype=xp.float64, **on_device_of(factors))
-
-    dims = shape(doubt, xp=xp)
-    if isinstance(width, int) and width == 0:
-        return zeros_with(factors, *dims, xp=xp)
-    flags = xp.logical_and(xp.reshape(doubt, (-1, width)), xp.logical_not(known))
-    sums = _for_flagged(grid, xp.reshape(flags, (-1,)), _most(length), [zeros], add_up)
-    whole = zeros_with(factors, *dims, xp=xp) if sums is None else xp.reshape(sums[0], dims)
-    return xp.where(xp.reshape(known, (*dims[:-1], 1)), math.nan, whole)
+    flags = xp.logical_and(xp.reshape(doubt, (num_groups * num_rows, width)), xp.logical_not(known))
+    flags = xp.reshape(flags, (num_groups * num_rows * width, 1))
+    undecided = xp.where(flags, xp.full_like(flags, math.nan, dtype=xp.float64), 0.0)
+    (sums,) = _fill(grid, [undecided], flags[:, 0], _most(length), add_up)
+    sums = xp.where(known, math.nan, xp.reshape(sums, (num_groups * num_rows, width)))
+    return xp.reshape(sums, shape(doubt, xp=xp))
 
 
-def _for_flagged(
-    grid: Grid, flags: Array, most: int, zeros: Sequence[Callable[[Any], Array]], compute: Callable[[Array], Arrays]
-) -> list[Array] | None:
-    """Arrays (..., n, C) of ``compute(indices)``, called for a few indices of true flags (n) at a time.
+def _fill(grid: Grid, arrays: list[Array], flags: Array, most: int, compute: Callable[[Array], Arrays]) -> list[Array]:
+    """Arrays (..., n, C) with rows of ``compute(indices)`` where they are nan: for a few true flags (n) at a time.
 
-    Rows without a flag hold any number. ``None`` if it is known that there is no flag. Compiled loops take lots of one
-    size, whose last may hold rows in vain.
+    Compiled loops take lots of one size, whose last may hold rows in vain.
     """
     xp, loops, (length,) = grid.xp, grid.loops, shape(flags, xp=grid.xp)
     if isinstance(length, int) and length == 0:
-        return None
+        return arrays
     count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32) if loops.traced else _count(flags, xp)
     if not loops.traced and count == 0:
-        return None
+        return arrays
     order = xp.astype(xp.argsort(xp.astype(xp.logical_not(flags), xp.int32), stable=True), xp.int32)
     inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)
     if loops.traced:
@@ -175,10 +147,12 @@ def _for_flagged(
         rows = xp.squeeze(loops.block(xp.expand_dims(order, axis=-1), t, size, -2), axis=-1)
         return tuple(map(loops.add_block, stacks, itertools.repeat(t), compute(rows)))
 
-    stacks = tuple([_stack(grid, num_lots, functools.partial(zero, size)) for zero in zeros])
+    dims = (shape(x, xp=xp) for x in arrays)
+    stacks = tuple([_stack(grid, num_lots, x, *dim[:-2], size, dim[-1]) for x, dim in zip(arrays, dims, strict=True)])
     stacks = loops.loop(0, (count + (size - 1)) // size, add_lot, stacks)
     sorted_rows = (loops.block_at(loops.stack_blocks(loops.concat_blocks(x, num_lots, -2)), 0) for x in stacks)
-    return [take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows]
+    exact = (take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows)
+    return [xp.where(xp.isnan(x), y, x) for x, y in zip(arrays, exact, strict=True)]
 
 
 def _count(flags: Array, xp: Namespace) -> int:
@@ -192,5 +166,5 @@ def _count(flags: Array, xp: Namespace) -> int:
         return 0
 
 
-def _stack(grid: Grid, count: Any, zeros: Callable[[], Array]) -> Any:
-    return grid.loops.zero_blocks(count, lambda _: zeros())
+def _stack(grid: Grid, count: Any, like: Array, *dims: Any) -> Any:
+    return grid.loops.zero_blocks(count, lambda _: zeros_with(like, *dims, xp=grid.xp))
