@@ -86,8 +86,8 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     rows = _row_terms(grid, unpadded, results, cotangents)
     ranks = ranks_of(backend, plan.group)
     found = _filtered(grid, rows, ranks)
-    (d_query,) = settle(grid, 0, found[:1], (), functools.partial(_reference, grid, rows, 0))
-    d_key, d_value = settle(grid, 1, found[1:], (), functools.partial(_reference, grid, rows, 1), ranks)
+    (d_query,) = settle(grid, 0, found[:1], functools.partial(_reference, grid, rows, 0))
+    d_key, d_value = settle(grid, 1, found[1:], functools.partial(_reference, grid, rows, 1), ranks)
     gradients = [d_query, d_key, d_value]
     if not plan.all_finite:
         gradients = [zero_unless_finite(x, like, xp) for x, like in zip(gradients, unpadded[:3], strict=True)]

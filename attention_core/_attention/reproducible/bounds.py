@@ -58,11 +58,6 @@ def sum_error(grid: Grid, side: int, num_ranks: int = 1) -> Any:
     return (total if isinstance(total, int) else grid.xp.astype(total, grid.xp.float64)) * ULP
 
 
-def largest_size(x: Array, xp: Namespace) -> Array:
-    """The largest magnitude of each vector, (..., 1); 0 of none."""
-    return (xp.sum if 0 in x.shape else xp.max)(xp.abs(x), axis=-1, keepdims=True)
-
-
 def size_of(x: Array, xp: Namespace) -> Array:
     """Magnitudes in float32: more than those that float32 does not hold."""
     size = xp.astype(x, xp.float32)

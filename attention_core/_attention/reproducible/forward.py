@@ -24,6 +24,7 @@ from ..._arithmetic.elementary import exp2, split_log2
 from ..._arithmetic.exact import (
     LN_2,
     LOG2_E,
+    largest_magnitude,
     round_to_float32,
     to_float64,
     uncontracted,
@@ -95,7 +96,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
     xp, ranks = grid.xp, grid.ranks
     found = _filtered(grid, ranks)
-    output, logarithm = settle(grid, 0, found[:1], found[1:], functools.partial(_reference, grid, ranks), ranks)
+    output, logarithm = settle(grid, 0, found, functools.partial(_reference, grid, ranks), ranks)
     none = xp.equal(logarithm[..., :1], -math.inf)
     whole = xp.add(logarithm[..., :1], logarithm[..., 1:])
     logsumexp = xp.where(none, -math.inf, uncontracted(xp.multiply(whole, LN_2), xp))
@@ -170,7 +171,7 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
     span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
     width = grid.width // span
-    of_parts = [bounds.largest_size(sizes[..., n * width : (n + 1) * width], xp) for n in range(span)]
+    of_parts = [largest_magnitude(sizes[..., n * width : (n + 1) * width], -1, xp) for n in range(span)]
     columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 

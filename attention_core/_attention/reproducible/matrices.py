@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from typing import Any
 
 from ..._arithmetic.elementary import exp2
-from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
+from ..._arithmetic.exact import largest_magnitude, round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Gradients, positions, shape, sizes, take_rows, zeros_with
 from ..._backend import Backend, Operation, register
-from ..._trees import map_leaves
 from ..blocks.grid import (
     Grid,
     Sample,
@@ -27,19 +27,18 @@ from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
 from .scores import ScoreBlock, cut_vectors, exact_block
 from .settle import Reference, Terms, settle
 
+Slices = list[list[Array]]
 
-def _for_each_rows(grid: Grid, compute: Callable[[QueryRows, Array, ScoreBlock], Array], dtype: str) -> Array:
-    """A matrix (B, G, R, M, N), computed of some queries at a time, their exact scores for all keys, and the block."""
-    xp = grid.xp
 
-    def cut(sample: Sample) -> list[list[Array]]:
-        return [cut_vectors(to_float64(x, xp), xp) for x in (sample.query, sample.key)]
+def _cut(grid: Grid, sample: Sample) -> Slices:
+    """Queries and keys of a sample in slices."""
+    return [cut_vectors(to_float64(x, grid.xp), grid.xp) for x in (sample.query, sample.key)]
 
-    def of_rows(rows: QueryRows, slices: list[list[Array]]) -> Arrays:
-        query, key = map_leaves(rows.block, slices[0]), slices[1]
-        return (compute(rows, *exact_block(grid, rows.sample, query, key, i=rows.i, masked=grid.may_mask)),)
 
-    return for_each_rows(grid, cut, of_rows, grid.row_stacks(grid.lengths[1], dtype=dtype))[0]
+def _scores_at(rows: QueryRows, cut: Slices, masked: bool, j: Any) -> tuple[Array, ScoreBlock]:
+    """The exact scores of a block of queries and the block of keys at ``j``, in units of log 2."""
+    query, key = map(rows.block, cut[0]), (rows.grid.loops.block(x, j, rows.grid.sizes[1], -2) for x in cut[1])
+    return exact_block(rows.grid, rows.sample, list(query), list(key), i=rows.i, j=j, masked=masked)
 
 
 def _grid_of(plan: Plan, arrays: Arrays, backend: Backend) -> Grid:
@@ -71,7 +70,12 @@ def reproducible_scores(call: Call) -> Array:
 
 def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     grid = _grid_of(plan, arrays, backend)
-    return (_for_each_rows(grid, lambda rows, scores, block: round_to_float32(block.scores, grid.xp), "float32"),)
+
+    def round_scores(rows: QueryRows, cut: Slices) -> Arrays:
+        _, block = _scores_at(rows, cut, grid.may_mask, 0)
+        return (round_to_float32(block.scores, grid.xp),)
+
+    return for_each_rows(grid, functools.partial(_cut, grid), round_scores, grid.row_stacks(grid.lengths[1]))
 
 
 def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
@@ -100,10 +104,12 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     xp = grid.xp
     padded = pad_rows(grid, d_scores)
 
-    def multiply_derivative(rows: QueryRows, scores: Array, block: ScoreBlock) -> Array:
-        return uncontracted(xp.multiply(block.softcap_derivative, rows.block_of(padded)), xp)
+    def multiply_derivative(rows: QueryRows, cut: Slices) -> Arrays:
+        _, block = _scores_at(rows, cut, grid.may_mask, 0)
+        return (uncontracted(xp.multiply(block.softcap_derivative, rows.block_of(padded)), xp),)
 
-    return _for_each_rows(grid, multiply_derivative, "float64")
+    stacks = grid.row_stacks(grid.lengths[1], dtype="float64")
+    return for_each_rows(grid, functools.partial(_cut, grid), multiply_derivative, stacks)[0]
 
 
 def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
@@ -127,7 +133,7 @@ def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
             found = xp.matmul(turned(weights, side), vectors)
             return xp.reshape(found, (*shape(like, xp=xp)[:-1], shape(vectors, xp=xp)[-1]))
 
-        largest = xp.max(xp.abs(vectors), axis=-1, keepdims=True)
+        largest = largest_magnitude(vectors, -1, xp)
         bound = xp.multiply(product(xp.abs(d_scores), largest), bounds.sum_error(whole, 1 - side))
         bound = xp.add(xp.multiply(bound, bounds.SLACK * abs(scale)), bounds.TINY)
         found = bounds.decided(xp.multiply(product(d_scores, vectors), scale), bound, round_to_float32, xp)
@@ -141,7 +147,7 @@ def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
 
             return of_rows
 
-        return settle(grid, side, (found,), (), reference)[0]
+        return settle(grid, side, (found,), reference)[0]
 
     return [gradient(0, key), gradient(1, flatten_group(query, xp=xp))]
 
@@ -160,15 +166,30 @@ def reproducible_weights(call: Call, reference: Array) -> Array:
 
 
 def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = _grid_of(plan, arrays[:-1], backend)
-    xp = grid.xp
+    grid = make_grid(plan, unpack(plan, arrays[:-1], backend))
+    xp, loops = grid.xp, grid.loops
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
-    def weigh(rows: QueryRows, scores: Array, block: ScoreBlock) -> Array:
+    def weigh(rows: QueryRows, cut: Slices) -> Arrays:
         anchor, logarithm = unpack_logarithm(rows.block_of(references), xp)
-        return round_to_float32(exp2(xp.subtract(xp.subtract(scores, anchor), logarithm), xp), xp)
 
-    return (_for_each_rows(grid, weigh, "float32"),)
+        def add_keys(masked: bool, j: Any, blocks: Any) -> Any:
+            scores, _ = _scores_at(rows, cut, masked, j)
+            exponents = xp.subtract(xp.subtract(scores, anchor), logarithm)
+            return loops.add_block(blocks, j, round_to_float32(exp2(exponents, xp), xp))
+
+        blocks = rows.visit(add_keys, loops.zero_blocks(grid.counts[1], functools.partial(_zeros, rows)))
+        return (loops.block_at(loops.stack_blocks(loops.concat_blocks(blocks, grid.counts[1], -1)), 0),)
+
+    last = grid.counts[1] * grid.sizes[1] if loops.traced else grid.lengths[1]
+    (weights,) = for_each_rows(grid, functools.partial(_cut, grid), weigh, grid.row_stacks(last))
+    return (weights[..., : grid.lengths[1]],)
+
+
+def _zeros(rows: QueryRows, j: Any) -> Array:
+    """The weights of a block of keys to which nobody attends."""
+    *dims, _ = shape(rows.block(rows.sample.query), xp=rows.grid.xp)
+    return zeros_with(rows.grid.call.query, *dims, rows.grid.length_of_block(1, j), xp=rows.grid.xp)
 
 
 def _weights_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:

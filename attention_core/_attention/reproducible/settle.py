@@ -39,22 +39,21 @@ Reference = Callable[[Array], tuple[list[Terms], list[Array]]]
 def settle(
     grid: Grid,
     side: int,
-    results: Sequence[Array],
-    row_results: Sequence[Array],
+    found: Sequence[Array],
     reference: Callable[[Any], Reference],
     ranks: Ranks | None = None,
 ) -> list[Array]:
-    """Results in float32, and then those of rows in float64, with exact ones where they are nan: not decided.
+    """Sums in float32, and then results of rows in float64, with exact ones where they are nan: not decided.
 
     They are (B, G, R, M, C) on the side of queries, (B, G, N, C) on that of keys. Sums are those of all ranks, if there
     are others, which have the same doubts.
     """
-    xp, loops, found, dims = grid.xp, grid.loops, [*results, *row_results], (*grid.dims[:2], *grid.lengths)
+    xp, loops, dims = grid.xp, grid.loops, (*grid.dims[:2], *grid.lengths)
     between = (grid.dims[2],) if side == 0 else ()
     flags = [xp.any(xp.isnan(x), axis=-1) for x in found]
     flagged = functools.reduce(xp.logical_or, [xp.any(x, axis=2) if between else x for x in flags])  # (B, G, L)
     if not loops.traced and not _count(flagged, xp):
-        return found
+        return list(found)
     if {*map(type, dims)} == {int} and grid.dims[1] * grid.lengths[1 - side] > LONG:
         grid = grid._replace(plan=grid.plan._replace(per_head=True), num_rounds=grid.dims[0] * grid.dims[1])
     num_heads = 1 if grid.plan.per_head else grid.dims[1]
