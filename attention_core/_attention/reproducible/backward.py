@@ -46,16 +46,19 @@ from ..blocks.plan import Plan, unpack
 from ..blocks.visits import make_visits, visit_blocks
 from ..call import Call, dropout_scale, flatten_group
 from . import bounds
-from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
 from .scores import (
+    QueryRows,
     ScoreBlock,
     cut_vectors,
     exact_block,
     exact_product,
+    for_each_rows,
     listed_rows,
     near_vectors,
+    pad_rows,
     scaled_queries,
     score_block,
+    unpack_logarithm,
 )
 from .settle import TERM_BITS, Reference, Terms, settle
 

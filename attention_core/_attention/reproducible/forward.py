@@ -39,12 +39,14 @@ from ..blocks.plan import Plan, are_few, make_plan, unpack
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
 from .backward import backward
-from .rows import QueryRows, for_each_rows, pack_logarithm
 from .scores import (
+    QueryRows,
     cut_vectors,
     exact_block,
+    for_each_rows,
     listed_rows,
     near_vectors,
+    pack_logarithm,
     scaled_queries,
     score_block,
 )

@@ -23,8 +23,7 @@ from ..call import Call, flatten_group
 from . import bounds
 from .backward import backward
 from .forward import arrange
-from .rows import QueryRows, for_each_rows, pad_rows, unpack_logarithm
-from .scores import ScoreBlock, cut_vectors, exact_block
+from .scores import QueryRows, ScoreBlock, cut_vectors, exact_block, for_each_rows, pad_rows, unpack_logarithm
 from .settle import Reference, Terms, settle
 
 Slices = list[list[Array]]
