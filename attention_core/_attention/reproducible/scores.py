@@ -58,13 +58,16 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 
 
 def cut_vectors(x: Array, xp: Namespace) -> list[Array]:
-    r"""Slices of vectors (..., D), each of integers, and then the power of two of each vector, (..., 1).
+    r"""Vectors (..., D) as sums of slices, each of integers times a power of two of the vector.
 
-    Where a vector is not finite, all of these are nan. Where a library computes at once, slices of zeros at the end are
-    left out: few numbers of 24 bits reach into the third.
+    Where a vector is not finite, its slices are nan, as its power is. Where a library computes at once, slices of zeros
+    at the end are left out: few numbers of 24 bits reach into the third.
     """
-    power = power_above_max(x, -1, xp)
-    return [*slices(x, power, bits=slice_bits(SLICES * x.shape[-1]), count=SLICES, may_end=True, xp=xp), power]
+    bits, power = slice_bits(SLICES * x.shape[-1]), power_above_max(x, -1, xp)
+    parts = slices(x, power, bits=bits, count=SLICES, may_end=True, xp=xp)
+    for n in range(len(parts)):
+        parts[n] *= xp.multiply(power, 2.0 ** (-bits * (n + 1)))
+    return parts
 
 
 def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Array:
@@ -72,17 +75,15 @@ def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Arr
 
     The sum of all products of slices whose bits are as small is exact. These sums are added, the smallest first.
     """
-    (*queries, query_power), (*keys, key_power) = queries, keys
-    group_size, levels = shape(query_power, xp=xp)[1], [xp.zeros_like(query_power)] * SLICES
+    group_size = shape(queries[0], xp=xp)[1]
+    levels: list[list[Array]] = [[] for _ in range(SLICES)]
     for b, key in enumerate(keys):
-        pairs = queries[: SLICES - b]
-        products = matmul_per_group(xp.concat(pairs, axis=1), xp.matrix_transpose(key), xp)
-        for a in range(len(pairs)):
-            levels[a + b] = xp.add(levels[a + b], products[:, a * group_size : (a + 1) * group_size, ...])
-    bits = slice_bits(SLICES * queries[0].shape[-1])
-    total = functools.reduce(lambda small, large: xp.add(xp.multiply(small, 2.0**-bits), large), reversed(levels))
-    total = xp.multiply(total, xp.multiply(query_power, 2.0 ** (-2 * bits)))
-    return xp.multiply(total, xp.expand_dims(xp.matrix_transpose(key_power), axis=1))
+        factors = queries[: SLICES - b]
+        products = matmul_per_group(xp.concat(factors, axis=1), xp.matrix_transpose(key), xp)
+        for a in range(len(factors)):
+            levels[a + b].append(products[:, a * group_size : (a + 1) * group_size, ...])
+    sums = (functools.reduce(xp.add, level) for level in levels if level)
+    return functools.reduce(lambda small, large: xp.add(large, small), reversed(list(sums)))
 
 
 def exact_block(
