@@ -258,10 +258,10 @@ def _times_sigmoid(x: Array, t: Array, xp: Namespace) -> Array:
     return xp.where(xp.equal(x, -math.inf), math.nan, xp.multiply(x, share))
 
 
-def _times_sigmoid_backward(d_output: Array, x: Array, t: Array, slope: Array, xp: Namespace) -> Arrays:
-    r"""The gradient of x, :math:`\sigma(t) (1 + s\, \sigma(-t))` times that of the output, for a slope x dt/dx."""
+def _times_sigmoid_backward(d_output: Array, x: Array, t: Array, change: Array, xp: Namespace) -> Arrays:
+    r"""The gradient of x, :math:`\sigma(t) (1 + s\, \sigma(-t))` times that of the output, for a change x dt/dx."""
     share, rest = _sigmoids(t, xp)
-    relative = xp.add(uncontracted(xp.multiply(slope, rest), xp), 1.0)  # the derivative over the logistic function
+    relative = xp.add(uncontracted(xp.multiply(change, rest), xp), 1.0)  # the derivative over the logistic function
     derivative = xp.where(xp.less(t, -150.0), 0.0, uncontracted(xp.multiply(share, relative), xp))
     return (xp.multiply(d_output, xp.where(xp.isnan(x), x, derivative)),)
 
@@ -294,8 +294,8 @@ def _gelu_tanh(xp: Namespace, plan: Constants, x: Array) -> Array:
 def _gelu_tanh_backward(xp: Namespace, plan: Constants, d_output: Array, x: Array) -> Arrays:
     bounded, square, argument = _tanh_argument(x, xp)
     growth = xp.add(uncontracted(xp.multiply(square, 3 * fast.TANH_CUBE), xp), 1.0)
-    slope = uncontracted(xp.multiply(uncontracted(xp.multiply(growth, fast.TANH_FACTOR), xp), bounded), xp)
-    return _times_sigmoid_backward(d_output, x, argument, slope, xp)
+    change = uncontracted(xp.multiply(uncontracted(xp.multiply(growth, fast.TANH_FACTOR), xp), bounded), xp)
+    return _times_sigmoid_backward(d_output, x, argument, change, xp)
 
 
 gelu_tanh = applied("reproducible.gelu_tanh", _gelu_tanh, _gelu_tanh_backward, num_rows=1)
