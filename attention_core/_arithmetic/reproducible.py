@@ -259,7 +259,7 @@ def _times_sigmoid(x: Array, t: Array, xp: Namespace) -> Array:
 
 
 def _times_sigmoid_backward(d_output: Array, x: Array, t: Array, change: Array, xp: Namespace) -> Arrays:
-    r"""The gradient of x, :math:`\sigma(t) (1 + s\, \sigma(-t))` times that of the output, for the change s = x dt/dx."""
+    r"""The gradient of x, :math:`\sigma(t) (1 + s\, \sigma(-t))` times that of the output; s is x dt/dx."""
     share, rest = _sigmoids(t, xp)
     relative = xp.add(uncontracted(xp.multiply(change, rest), xp), 1.0)  # the derivative over the logistic function
     derivative = xp.where(xp.less(t, -150.0), 0.0, uncontracted(xp.multiply(share, relative), xp))
