@@ -135,20 +135,21 @@ def slice_bits(terms: int, other: int | None = None) -> int:
     return room // 2 if other is None else room - other
 
 
-def slices(x: Array, power: Array, *, bits: int, count: int, xp: Namespace) -> list[Array]:
+def slices(x: Array, power: Array, *, bits: int, count: int, may_end: bool = False, xp: Namespace) -> list[Array]:
     r"""Cut float64 numbers into integers of b bits, :math:`x \approx P \sum_n s_n 2^{-b n}`, n = 1, 2, and so on.
 
     P holds powers of two with :math:`|x| \le \tfrac34 P`. Each step is exact: a product by a power of two, or the
-    difference of a number and the nearest integer.
+    difference of a number and the nearest integer. They may end where a library sees at once that nothing is left.
     """
     rest = xp.multiply(x, xp.divide(2.0**bits, power))
-    parts = []
-    for n in range(count):
-        part = xp.round(rest)
-        parts.append(part)
-        if n + 1 < count:
-            rest -= part
+    parts: list[Array] = []
+    while len(parts) < count:
+        if parts:
+            rest -= parts[-1]
+            if may_end and runs_at_once(rest) and not bool(xp.any(rest)):
+                break
             rest *= 2.0**bits
+        parts.append(xp.round(rest))
     return parts
 
 

@@ -11,8 +11,8 @@ from .._backend import backend_for, can_be_read
 from ..parameters import PreparedWeight
 from ..random import drop as drop  # one of the operations of an arithmetic
 from .angles import Rotation, join_pairs, split_pairs, tables
-from .erfc import erfc
-from .prepared import restored
+from .elementary import erfc
+from .products import restored
 
 # Elements above the bound are multiplied by a power of two before they are squared, so no square overflows.
 _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}

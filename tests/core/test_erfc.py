@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._arithmetic.erfc import erfc
+from attention_core._arithmetic.elementary import erfc
 
 POINTS = np.concatenate([np.linspace(-30, 30, 601), np.linspace(-1, 1, 201), [1e-300, -1e-300, 0.0, 1e10, -1e10]])
 

@@ -15,7 +15,7 @@ from reproducible_helpers import EXACTLY, LAYERS, NUMPY, B, D, E, G, H, M, N, fl
 import attention_core as ac
 import attention_models as models
 from attention_core import scaled_dot_product_attention as attention
-from attention_core._arithmetic import elementary, exact, operations, prepared, reproducible
+from attention_core._arithmetic import elementary, exact, operations, products, reproducible
 from attention_core._attention.blocks import plan as _plan
 from attention_core.backend import get_backend
 from attention_core.random import Dropout
@@ -139,7 +139,7 @@ def test_rows_in_blocks_have_the_bits_of_all_at_once(backend, put, get, rng, mon
 
     whole, cut = results(), []
     monkeypatch.setattr(operations, "BLOCK", 4 * D)
-    monkeypatch.setattr(prepared, "PRODUCTS", 5 * max(D, E))
+    monkeypatch.setattr(products, "PRODUCTS", 5 * max(D, E))
     monkeypatch.setattr(
         operations, "round_to_float32", lambda x, xp: cut.append(x.shape) or exact.round_to_float32(x, xp)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attention_core._arithmetic import check_arithmetic
-from attention_core._arithmetic.prepared import prepare
+from attention_core._arithmetic.products import prepare
 from attention_core._arrays import Namespace, shape_text
 from attention_core._backend import array_namespace, common_namespace, without_warnings
 from attention_core._checks import check_floating, check_rank

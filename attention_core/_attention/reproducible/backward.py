@@ -15,12 +15,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arithmetic.elementary import exp2
 from ..._arithmetic.exact import (
     LN_2,
     join_carry,
+    largest_magnitude,
     power_above_max,
     round_to_float32,
     split_carry,
@@ -30,6 +32,7 @@ from ..._arithmetic.exact import (
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Gradients, Namespace, shape, take_rows, zeros_with
 from ..._backend import Ranks, ranks_of
+from ..._trees import map_leaves
 from ..blocks.grid import (
     Grid,
     Sample,
@@ -43,7 +46,6 @@ from ..blocks.plan import Plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows, make_visits, visit_blocks
 from ..call import Call, dropout_scale, flatten_group
 from . import bounds
-from .rows import pad_rows, unpack_logarithm
 from .scores import (
     ScoreBlock,
     cut_vectors,
@@ -51,8 +53,10 @@ from .scores import (
     exact_product,
     listed_rows,
     near_vectors,
+    pad_rows,
     scaled_queries,
     score_block,
+    unpack_logarithm,
 )
 from .settle import TERM_BITS, Reference, Terms, settle
 
@@ -83,8 +87,8 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     rows = _row_terms(grid, unpadded, results, cotangents)
     ranks = ranks_of(backend, plan.group)
     found = _filtered(grid, rows, ranks)
-    (d_query,) = settle(grid, 0, found[:1], (), functools.partial(_of_queries, grid, rows))
-    d_key, d_value = settle(grid, 1, found[1:], (), functools.partial(_of_keys, grid, rows), ranks)
+    (d_query,) = settle(grid, 0, found[:1], functools.partial(_reference, grid, rows, 0))
+    d_key, d_value = settle(grid, 1, found[1:], functools.partial(_reference, grid, rows, 1), ranks)
     gradients = [d_query, d_key, d_value]
     if not plan.all_finite:
         gradients = [zero_unless_finite(x, like, xp) for x, like in zip(gradients, unpadded[:3], strict=True)]
@@ -293,61 +297,58 @@ def _d_weights(grid: Grid, product: Array, block: ScoreBlock) -> Array:
 # The reference
 
 
+class _Exact(NamedTuple):
+    """What exact gradients of scores are made of: first of queries, (G, R, M, ...), then of keys, (G, N, ...)."""
+
+    of_queries: tuple[Any, ...]  # slices of queries and of gradients of outputs, and a_i, r_i and D_i
+    of_keys: tuple[Any, ...]  # slices of keys and of values
+
+    def replace(self, side: int, part: Callable[[Array], Array]) -> _Exact:
+        """A part of the queries (side 0) or keys (side 1), by a function of each array of that side."""
+        return _Exact(*(map_leaves(part, x) if side == n else x for n, x in enumerate(self)))
+
+
+def _cut_factors(mine: RowTerms, sample: Sample, xp: Namespace) -> _Exact:
+    query, d_output = (cut_vectors(x, xp) for x in mine[:2])
+    key, value = (cut_vectors(to_float64(x, xp), xp) for x in (sample.key, sample.value))
+    return _Exact((query, d_output, *mine[2:]), (key, value))
+
+
 def _exact_d_scores(
-    grid: Grid, rows: RowTerms, scores: Array, product: Array, block: ScoreBlock
-) -> tuple[Array, Array]:
+    grid: Grid, sample: Sample, factors: _Exact, *, i: Any = 0, j: Any = 0, masked: bool
+) -> tuple[Array, Array, ScoreBlock]:
     """Weights after dropout but for its scale, and the gradient of scores, of exact scores and an exact dP."""
-    xp = grid.xp
-    weights = exp2(xp.subtract(xp.subtract(scores, rows.anchor), rows.logarithm), xp)
-    d_scores = xp.subtract(_d_weights(grid, product, block), rows.delta)
+    xp, ((query, d_output, anchor, logarithm, delta), (key, value)) = grid.xp, factors
+    scores, block = exact_block(grid, sample, query, key, i=i, j=j, masked=masked)
+    weights = exp2(xp.subtract(xp.subtract(scores, anchor), logarithm), xp)
+    d_scores = xp.subtract(_d_weights(grid, exact_product(d_output, value, xp), block), delta)
     d_scores = uncontracted(xp.multiply(d_scores, weights), xp)
     hidden = xp.equal(scores, -math.inf)
     weights, d_scores = (xp.where(hidden, 0.0, x) for x in (weights, d_scores))
-    return grid.drop(weights, block.at), d_scores
+    return grid.drop(weights, block.at), d_scores, block
 
 
-def _before_softcap(d_scores: Array, block: ScoreBlock, xp: Namespace) -> Array:
-    if block.softcap_derivative is None:
-        return d_scores
-    return uncontracted(xp.multiply(d_scores, block.softcap_derivative), xp)
-
-
-def _of_queries(grid: Grid, rows: RowTerms, sample: Sample) -> Reference:
-    """Of some queries, the terms of their gradients."""
+def _reference(grid: Grid, rows: RowTerms, side: int, sample: Sample) -> Reference:
+    """Of some queries, the terms of their gradients; or of some keys, those of theirs and of their values."""
     xp, mine = grid.xp, rows.of(grid, sample)
-    key, value = (to_float64(x, xp) for x in (sample.key, sample.value))
-    cut_keys, cut_values = cut_vectors(to_float64(sample.key, xp), xp), cut_vectors(value, xp)
+    exact, key = _cut_factors(mine, sample, xp), to_float64(sample.key, xp)
+    scale, factor = grid.plan.score_scale, dropout_scale(grid.call.dropout)
+
+    def terms(weights: Array, columns: Array, unit: float) -> Terms:
+        flat = flatten_group(weights, xp=xp)
+        flat = xp.matrix_transpose(flat) if side else flat
+        return Terms(flat, columns, xp.full_like(flat[..., :1], unit))
 
     def of_rows(picked: Array) -> tuple[list[Terms], list[Array]]:
-        listed = listed_rows(grid, sample, 0, picked)
-        these = RowTerms(*(take_rows(x, picked, axis=-2, xp=xp) for x in mine))
-        scores, block = listed.scores(cut_vectors(these.query, xp), cut_keys)
-        product = exact_product(cut_vectors(these.d_output, xp), cut_values, xp)
-        _, d_scores = _exact_d_scores(listed.grid, these, scores, product, block)
-        factors = flatten_group(_before_softcap(d_scores, block, xp), xp=xp)
-        return [Terms(factors, key, xp.full_like(factors[..., :1], grid.plan.score_scale))], []
-
-    return of_rows
-
-
-def _of_keys(grid: Grid, rows: RowTerms, sample: Sample) -> Reference:
-    """Of some keys, the terms of their gradients and of those of their values."""
-    xp, mine = grid.xp, rows.of(grid, sample)
-    cut_queries, cut_outputs = cut_vectors(mine.query, xp), cut_vectors(mine.d_output, xp)
-    columns = [flatten_group(x, xp=xp) for x in (mine.query, mine.d_output)]
-    factors = grid.plan.score_scale, dropout_scale(grid.call.dropout)
-
-    def of_rows(picked: Array) -> tuple[list[Terms], list[Array]]:
-        listed = listed_rows(grid, sample, 1, picked)
-        key, value = (cut_vectors(to_float64(x, xp), xp) for x in (listed.sample.key, listed.sample.value))
-        scores, block = listed.scores(cut_queries, key)
-        product = exact_product(cut_outputs, value, xp)
-        kept, d_scores = _exact_d_scores(listed.grid, mine, scores, product, block)
-        transposed = (
-            xp.matrix_transpose(flatten_group(x, xp=xp)) for x in (_before_softcap(d_scores, block, xp), kept)
-        )
-        terms = zip(transposed, columns, factors, strict=True)
-        return [Terms(x, y, xp.full_like(x[..., :1], factor)) for x, y, factor in terms], []
+        factors = exact.replace(side, lambda x: take_rows(x, picked, axis=-2, xp=xp))
+        listed = listed_rows(grid, sample, side, picked)
+        kept, d_scores, block = _exact_d_scores(*listed, factors, masked=grid.may_mask)
+        if block.softcap_derivative is not None:
+            d_scores = uncontracted(xp.multiply(d_scores, block.softcap_derivative), xp)
+        if side == 0:
+            return [terms(d_scores, key, scale)], []
+        query, d_output = (flatten_group(x, xp=xp) for x in mine[:2])
+        return [terms(d_scores, query, scale), terms(kept, d_output, factor)], []
 
     return of_rows
 
@@ -358,24 +359,36 @@ def _of_keys(grid: Grid, rows: RowTerms, sample: Sample) -> Reference:
 def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     """Sums of exact gradients of scores, as integers relative to the largest of the rows that share an element."""
     xp, bias, loops = grid.xp, grid.call.bias, grid.loops
-    largest = for_each_rows(
-        grid, functools.partial(_cut_factors, grid, rows), _largest_d_score, grid.row_stacks(1, dtype="float64")
-    )[0]
+    by_rows = grid._replace(visits=make_visits(grid, by_key=False))
+
+    def cut(sample: Sample) -> _Exact:
+        return _cut_factors(rows.of(grid, sample), sample, xp)
+
+    def d_scores_at(block: QueryRows, exact: _Exact, masked: bool, j: Any) -> Array:
+        factors = exact.replace(0, block.block).replace(1, lambda x: loops.block(x, j, grid.sizes[1], -2))
+        return _exact_d_scores(grid, block.sample, factors, i=block.i, j=j, masked=masked)[1]
+
+    def largest_of(block: QueryRows, exact: _Exact) -> Arrays:
+        def add_keys(masked: bool, j: Any, largest: Array) -> Array:
+            return xp.maximum(largest, largest_magnitude(d_scores_at(block, exact, masked, j), -1, xp))
+
+        return (block.visit(add_keys, xp.zeros_like(block.block(exact.of_queries[-1]))),)
+
+    (largest,) = for_each_rows(grid, cut, largest_of, grid.row_stacks(1, dtype="float64"))
     shared = tuple(axis for axis in range(4) if is_broadcast(bias, axis))
     largest = pad_rows(grid, largest)
     unit = power_above_max(largest, (*shared, 4), xp)
     inverse = xp.add(xp.zeros_like(largest), xp.divide(2.0**BIAS_BITS, unit))
-    by_rows = grid._replace(visits=make_visits(grid, by_key=False))
 
     def add_sample(index: Any, stacks: Any) -> Any:
         sample = grid.sample_at(index)
-        prepared = _cut_factors(grid, rows, sample)
+        exact = cut(sample)
 
         def add_rows(i: Any, stacks: Any) -> Any:
             block = QueryRows(by_rows, sample, i)
 
             def add_keys(masked: bool, j: Any, stacks: Any) -> Any:
-                d_scores = _d_scores_at(block, prepared, masked, j)
+                d_scores = d_scores_at(block, exact, masked, j)
                 parts = split_carry(xp.round(xp.multiply(d_scores, block.block_of(inverse))), xp)
                 return tuple(
                     grid.add_bias_gradient(sample, stack, part, i, j=j)
@@ -391,41 +404,3 @@ def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     if not is_broadcast(bias, -2):
         unit = unit[..., : grid.lengths[0], :]
     return round_to_float32(xp.multiply(total, xp.multiply(unit, 2.0**-BIAS_BITS)), xp)
-
-
-class _CutFactors(NamedTuple):
-    """Slices of the vectors of a sample, and terms of its rows."""
-
-    rows: RowTerms
-    query: list[Array]
-    d_output: list[Array]
-    key: list[Array]
-    value: list[Array]
-
-
-def _cut_factors(grid: Grid, rows: RowTerms, sample: Sample) -> _CutFactors:
-    xp, mine = grid.xp, rows.of(grid, sample)
-    vectors = mine.query, mine.d_output, to_float64(sample.key, xp), to_float64(sample.value, xp)
-    return _CutFactors(mine, *(cut_vectors(x, xp) for x in vectors))
-
-
-def _largest_d_score(block: QueryRows, factors: _CutFactors) -> Arrays:
-    xp = block.grid.xp
-
-    def add_keys(masked: bool, j: Any, largest: Array) -> Array:
-        sizes = xp.abs(_d_scores_at(block, factors, masked, j))
-        return xp.maximum(largest, xp.max(sizes, axis=-1, keepdims=True))
-
-    *dims, _ = shape(block.block(factors.rows.delta), xp=xp)
-    return (block.visit(add_keys, zeros_with(factors.rows.delta, *dims, 1, xp=xp)),)
-
-
-def _d_scores_at(rows: QueryRows, factors: _CutFactors, masked: bool, j: Any) -> Array:
-    grid, xp = rows.grid, rows.grid.xp
-    mine = RowTerms(*map(rows.block, factors.rows))
-    query, d_output = ([rows.block(x) for x in slices] for slices in (factors.query, factors.d_output))
-    key, value = (
-        [grid.loops.block(x, j, grid.sizes[1], -2) for x in slices] for slices in (factors.key, factors.value)
-    )
-    scores, block = exact_block(grid, rows.sample, query, key, i=rows.i, j=j, masked=masked)
-    return _exact_d_scores(grid, mine, scores, exact_product(d_output, value, xp), block)[1]

@@ -25,6 +25,9 @@ SLACK = 1.05  # for products of errors
 MOST = 2.0**-8  # of each relative error of a weight: above, nothing is decided
 SLICES = 3  # of each number in exact scores
 TINY = 2.0**-200  # absolute, below all numbers of float32
+SUBNORMAL = (
+    2.0**-126 - 2.0**-150
+)  # absolute, above `TINY` and what an average by weights that count subnormal values is off by
 LEAST_SIZE = 2.0**-124  # that is added to sizes in float32
 UNDERFLOW = 2.0**-60  # what sums of products of sizes lose below the least float32, by their `sum_error`
 LOGARITHM_STEP = 2.0**-34  # what the logarithm of a sum of weights is rounded to
@@ -53,11 +56,6 @@ def sum_error(grid: Grid, side: int, num_ranks: int = 1) -> Any:
         size, length = size * grid.dims[2], length * grid.dims[2]
     total = (size + count * (2 + round(FUNCTION_ERROR / ULP)) + length // 64 + 41) * num_ranks
     return (total if isinstance(total, int) else grid.xp.astype(total, grid.xp.float64)) * ULP
-
-
-def largest_size(x: Array, xp: Namespace) -> Array:
-    """The largest magnitude of each vector, (..., 1); 0 of none."""
-    return (xp.sum if 0 in x.shape else xp.max)(xp.abs(x), axis=-1, keepdims=True)
 
 
 def size_of(x: Array, xp: Namespace) -> Array:

@@ -24,6 +24,7 @@ from ..._arithmetic.elementary import exp2, split_log2
 from ..._arithmetic.exact import (
     LN_2,
     LOG2_E,
+    largest_magnitude,
     round_to_float32,
     to_float64,
     uncontracted,
@@ -38,11 +39,12 @@ from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
 from .backward import backward
-from .rows import pack_logarithm
 from .scores import (
     cut_vectors,
+    exact_block,
     listed_rows,
     near_vectors,
+    pack_logarithm,
     scaled_queries,
     score_block,
 )
@@ -94,8 +96,8 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
     xp, ranks = grid.xp, grid.ranks
     found = _filtered(grid, ranks)
-    output, logarithm = settle(grid, 0, found[:1], found[1:2], functools.partial(_reference, grid, ranks), ranks)
-    none = xp.equal(found.is_empty, 1.0)
+    output, logarithm = settle(grid, 0, found, functools.partial(_reference, grid, ranks), ranks)
+    none = xp.equal(logarithm[..., :1], -math.inf)
     whole = xp.add(logarithm[..., :1], logarithm[..., 1:])
     logsumexp = xp.where(none, -math.inf, uncontracted(xp.multiply(whole, LN_2), xp))
     logsumexp = xp.squeeze(round_to_float32(logsumexp, xp), axis=-1)
@@ -114,14 +116,6 @@ REPRODUCIBLE = register("reproducible", Operation(forward, backward, empty_resul
 # The filter
 
 
-class _Filtered(NamedTuple):
-    """What plain float64 decides for all queries, (B, G, R, M, ...): nan where it does not."""
-
-    output: Array  # in float32
-    logarithm: Array  # to base 2, of the sum of weights; this and the next (..., 1)
-    is_empty: Array  # 1 in a fully masked row
-
-
 class _Near(NamedTuple):
     """A sample for the filter. Where queries are few, keys and values are prepared a block at a time."""
 
@@ -133,16 +127,14 @@ class _Near(NamedTuple):
     units: Any = 1.0  # of channels, (G, 1, 1, E)
 
 
-def _filtered(grid: Grid, ranks: Ranks | None) -> _Filtered:
-    """The online softmax in float64, with the sums that bound its error."""
+def _filtered(grid: Grid, ranks: Ranks | None) -> Arrays:
+    """What `_decide` says of the online softmax in float64, with the sums that bound its error."""
     prepare, decide = functools.partial(_prepare, grid, ranks), functools.partial(_decide, grid, ranks)
     if ranks is not None:
         sums = for_each_rows(grid, prepare, _average, grid.row_stacks(1, 2, *_widths(grid), dtype="float64"))
         return decide(1.0, *_over_ranks(*sums, ranks=ranks, xp=grid.xp))
-    stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, 1, dtype="float64")
-    return _Filtered(
-        *for_each_rows(grid, prepare, lambda rows, keys: decide(keys.units, *_average(rows, keys)), stacks)
-    )
+    stacks = *grid.row_stacks(grid.width), *grid.row_stacks(2, dtype="float64")
+    return for_each_rows(grid, prepare, lambda rows, keys: decide(keys.units, *_average(rows, keys)), stacks)
 
 
 def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Namespace) -> list[Array]:
@@ -174,14 +166,20 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     if are_few(grid.dims[2], grid.sizes[0]):
         return _Near(*queries)
     key, norm = near_vectors(xp.astype(sample.key, xp.float64), grid.loops)
-    value = to_float64(grid.value_part(sample.value), xp)
+    value = _as_float64(grid, grid.value_part(sample.value))
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
     span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
     width = grid.width // span
-    of_parts = [bounds.largest_size(sizes[..., n * width : (n + 1) * width], xp) for n in range(span)]
+    of_parts = [largest_magnitude(sizes[..., n * width : (n + 1) * width], -1, xp) for n in range(span)]
     columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
+
+
+def _as_float64(grid: Grid, value: Array) -> Array:
+    """Values for which the bound has room where subnormal ones count."""
+    xp = grid.xp
+    return xp.astype(value, xp.float64) if grid.call.dropout is None else to_float64(value, xp)
 
 
 def _units(sizes: Array, xp: Namespace) -> Array:
@@ -218,7 +216,7 @@ def _average(rows: QueryRows, near: _Near) -> Arrays:
         weights = grid.loops.inplace(xp.exp, scores)
         kept = grid.drop(weights, block.at)
         if near.columns is None:
-            value = to_float64(grid.value_part(block_of(rows.sample.value)), xp)
+            value = _as_float64(grid, grid.value_part(block_of(rows.sample.value)))
             sums, sizes = _sums_of_channels(grid, weights, kept, value, norm, query_norm)
         else:
             sums, sizes = _sums(grid, weights, kept, block_of(near.columns))
@@ -283,8 +281,11 @@ def _per_norm(grid: Grid, query_norm: Array) -> Array:
     return grid.xp.multiply(query_norm, bounds.score_error(grid.call.query.shape[-1]))
 
 
-def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> _Filtered:
-    """What the sums say of the output and of the logarithm of the sum of weights."""
+def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: Array, *sums: Array) -> Arrays:
+    """The output in float32, and the logarithm of the sum of weights: nan where the sums leave them in doubt.
+
+    The logarithm is a sum of two numbers, as in `pack_logarithm`; -inf in fully masked rows.
+    """
     xp, width, span, softcap = grid.xp, grid.width, _span(grid), grid.call.softcap
     weight = sums[0][..., -2:-1]
     none = xp.equal(weight, 0.0)
@@ -312,10 +313,10 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)
-    bound = xp.add(bound, bounds.TINY)
+    bound = xp.add(bound, bounds.SUBNORMAL if grid.call.dropout is None else bounds.TINY)
     output = bounds.decided(xp.multiply(found, factor), bound, round_to_float32, xp)
     logarithm = _decide_logarithm(grid, row_max, norm, weight, relative)
-    return _Filtered(output, logarithm, xp.astype(none, xp.float64))
+    return output, xp.where(none, -math.inf, logarithm)
 
 
 def _decide_logarithm(grid: Grid, row_max: Array, norm: Array, weight: Array, relative: Array) -> Array:
@@ -345,9 +346,10 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
     values = grid.value_part(sample.value)
     factor = dropout_scale(grid.call.dropout)
 
-    def of_rows(rows: Array) -> tuple[list[Terms], list[Array]]:
-        listed = listed_rows(grid, sample, 0, rows)
-        scores, block = listed.scores(cut_vectors(to_float64(listed.sample.query, xp), xp), keys)
+    def compute(rows: Array) -> tuple[list[Terms], list[Array]]:
+        of_rows, listed = listed_rows(grid, sample, 0, rows)
+        queries = cut_vectors(to_float64(listed.query, xp), xp)
+        scores, block = exact_block(of_rows, listed, queries, keys, masked=grid.may_mask)
         top = xp.max(scores, axis=-1, keepdims=True)
         if ranks is not None:
             top = ranks.largest(xp.where(xp.isnan(top), math.inf, top))
@@ -356,7 +358,7 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
         weights = exp2(xp.subtract(scores, anchor), xp)
         total = exact_sum(weights, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
         total = xp.where(xp.equal(total, 0.0), 1.0, total)
-        kept = listed.grid.drop(weights, block.at)
+        kept = of_rows.drop(weights, block.at)
         num_groups, group_size, num_rows, num_keys = shape(kept, xp=xp)
         dims = num_groups, group_size * num_rows
         units = uncontracted(xp.multiply(uncontracted(xp.divide(1.0, total), xp), factor), xp)
@@ -365,4 +367,4 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
         logarithm = bounds.round_logarithm(xp.add(exponent, fraction), xp)
         return [terms], [xp.concat([anchor, logarithm], axis=-1)]
 
-    return of_rows
+    return compute

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from ..._arithmetic.elementary import exp2
-from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
+from ..._arithmetic.exact import largest_magnitude, round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Gradients, positions, shape, sizes, take_rows, zeros_with
 from ..._backend import Backend, Operation, register
@@ -24,22 +24,27 @@ from ..call import Call, flatten_group
 from . import bounds
 from .backward import backward
 from .forward import arrange
-from .rows import pad_rows, unpack_logarithm
-from .scores import ScoreBlock, cut_vectors, exact_block
+from .scores import ScoreBlock, cut_vectors, exact_block, pad_rows, unpack_logarithm
 from .settle import Reference, Terms, settle
 
+Slices = list[list[Array]]
 
-def _cut(grid: Grid, sample: Sample) -> tuple[list[Array], list[Array]]:
+
+def _cut(grid: Grid, sample: Sample) -> Slices:
     """Queries and keys of a sample in slices."""
-    query, key = (cut_vectors(to_float64(x, grid.xp), grid.xp) for x in (sample.query, sample.key))
-    return query, key
+    return [cut_vectors(to_float64(x, grid.xp), grid.xp) for x in (sample.query, sample.key)]
 
 
-def _scores_at(rows: QueryRows, cut: tuple[list[Array], list[Array]], masked: bool, j: Any) -> tuple[Array, ScoreBlock]:
+def _scores_at(rows: QueryRows, cut: Slices, masked: bool, j: Any) -> tuple[Array, ScoreBlock]:
     """The exact scores of a block of queries and the block of keys at ``j``, in units of log 2."""
-    query, key = (list(slices) for slices in cut)
-    key = [rows.grid.loops.block(x, j, rows.grid.sizes[1], -2) for x in key]
-    return exact_block(rows.grid, rows.sample, list(map(rows.block, query)), key, i=rows.i, j=j, masked=masked)
+    query, key = map(rows.block, cut[0]), (rows.grid.loops.block(x, j, rows.grid.sizes[1], -2) for x in cut[1])
+    return exact_block(rows.grid, rows.sample, list(query), list(key), i=rows.i, j=j, masked=masked)
+
+
+def _grid_of(plan: Plan, arrays: Arrays, backend: Backend) -> Grid:
+    """A grid with one block of keys."""
+    call = unpack(plan, arrays, backend)
+    return make_grid(plan._replace(block_sizes=(plan.block_sizes[0], _num_keys(call))), call)
 
 
 def _num_keys(call: Call) -> int:
@@ -49,30 +54,33 @@ def _num_keys(call: Call) -> int:
     return columns
 
 
+def _matrix(operation: Operation, call: Call, *others: Array) -> Array:
+    """A matrix (..., H, M, N) in float32, by an operation on the arrays of a call and others."""
+    xp = call.xp
+    *dims, _ = shape(call.query, xp=xp)
+    columns, (plan, arrays) = _num_keys(call), arrange(call)
+    (matrix,) = call.backend.custom_gradient(operation, plan, (*arrays, *others))
+    return xp.reshape(matrix, (*dims, columns))
+
+
 def reproducible_scores(call: Call) -> Array:
     """Scores (..., H, M, N) in float32, masked with -inf."""
-    xp = call.xp
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    columns = _num_keys(call)
-    plan, arrays = arrange(call)
-    (scores,) = call.backend.custom_gradient(SCORES, plan._replace(block_sizes=(plan.block_sizes[0], columns)), arrays)
-    return xp.reshape(scores, (*leading, heads, rows, columns))
+    return _matrix(SCORES, call)
 
 
 def _scores_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
-    grid = make_grid(plan, unpack(plan, arrays, backend))
-    xp = grid.xp
+    grid = _grid_of(plan, arrays, backend)
 
-    def round_scores(rows: QueryRows, cut: Any) -> Arrays:
+    def round_scores(rows: QueryRows, cut: Slices) -> Arrays:
         _, block = _scores_at(rows, cut, grid.may_mask, 0)
-        return (round_to_float32(block.scores, xp),)
+        return (round_to_float32(block.scores, grid.xp),)
 
     return for_each_rows(grid, functools.partial(_cut, grid), round_scores, grid.row_stacks(grid.lengths[1]))
 
 
 def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
     call, xp = unpack(plan, arrays, backend), backend.namespace
-    grid = make_grid(plan, call)
+    grid = _grid_of(plan, arrays, backend)
     d_scores = to_float64(xp.where(xp.equal(results[0], -math.inf), 0.0, cotangents[0]), xp)
     d_bias = () if call.bias is None else (_d_bias(grid, call.bias, d_scores),)
     if call.softcap is not None:
@@ -96,7 +104,7 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
     xp = grid.xp
     padded = pad_rows(grid, d_scores)
 
-    def multiply_derivative(rows: QueryRows, cut: Any) -> Arrays:
+    def multiply_derivative(rows: QueryRows, cut: Slices) -> Arrays:
         _, block = _scores_at(rows, cut, grid.may_mask, 0)
         return (uncontracted(xp.multiply(block.softcap_derivative, rows.block_of(padded)), xp),)
 
@@ -125,7 +133,7 @@ def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
             found = xp.matmul(turned(weights, side), vectors)
             return xp.reshape(found, (*shape(like, xp=xp)[:-1], shape(vectors, xp=xp)[-1]))
 
-        largest = xp.max(xp.abs(vectors), axis=-1, keepdims=True)
+        largest = largest_magnitude(vectors, -1, xp)
         bound = xp.multiply(product(xp.abs(d_scores), largest), bounds.sum_error(whole, 1 - side))
         bound = xp.add(xp.multiply(bound, bounds.SLACK * abs(scale)), bounds.TINY)
         found = bounds.decided(xp.multiply(product(d_scores, vectors), scale), bound, round_to_float32, xp)
@@ -139,7 +147,7 @@ def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
 
             return of_rows
 
-        return settle(grid, side, (found,), (), reference)[0]
+        return settle(grid, side, (found,), reference)[0]
 
     return [gradient(0, key), gradient(1, flatten_group(query, xp=xp))]
 
@@ -154,12 +162,7 @@ SCORES = register("reproducible.scores", Operation(_scores_forward, _scores_back
 
 def reproducible_weights(call: Call, reference: Array) -> Array:
     """Weights before dropout, (..., H, M, N) in float32; ``reference`` is the third result of the forward pass."""
-    xp = call.xp
-    *leading, heads, rows, _ = shape(call.query, xp=xp)
-    columns = _num_keys(call)
-    plan, arrays = arrange(call._replace(value=call.key, dropout=None))
-    (weights,) = call.backend.custom_gradient(WEIGHTS, plan, (*arrays, call.backend.stop_gradient(reference)))
-    return xp.reshape(weights, (*leading, heads, rows, columns))
+    return _matrix(WEIGHTS, call._replace(value=call.key, dropout=None), call.backend.stop_gradient(reference))
 
 
 def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
@@ -167,7 +170,7 @@ def _weights_forward(plan: Plan, arrays: Arrays, backend: Backend) -> Arrays:
     xp, loops = grid.xp, grid.loops
     references = pad_rows(grid, to_float64(arrays[-1], xp))
 
-    def weigh(rows: QueryRows, cut: Any) -> Arrays:
+    def weigh(rows: QueryRows, cut: Slices) -> Arrays:
         anchor, logarithm = unpack_logarithm(rows.block_of(references), xp)
 
         def add_keys(masked: bool, j: Any, blocks: Any) -> Any:

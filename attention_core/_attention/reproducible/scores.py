@@ -1,18 +1,17 @@
-"""Scores in float64: the exact ones that define all bits, and those of plain products that come near them."""
+"""Scores in float64: the exact ones that define all bits, and those near them; and loops over blocks of queries."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from typing import Any, NamedTuple
 
 from ..._arithmetic.elementary import tanh
-from ..._arithmetic.exact import LOG2_E, power_above_max, slice_bits, slices, to_float64, uncontracted
-from ..._arrays import Array, Namespace, take_rows
+from ..._arithmetic.exact import LOG2_E, as_three_float32, power_above_max, slice_bits, slices, to_float64, uncontracted
+from ..._arrays import Array, Namespace, shape, take_rows
 from ..._backend import Loops, runs_at_once
 from ...masks import Positions
-from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
+from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group, pad
 from ..blocks.visits import block_context
 from .bounds import MOST, SLICES, score_error
 
@@ -58,13 +57,11 @@ def _soften(scores: Array, softcap: float, xp: Namespace) -> tuple[Array, Array]
 def cut_vectors(x: Array, xp: Namespace) -> list[Array]:
     r"""Vectors (..., D) as sums of slices, each of integers times a power of two of the vector.
 
-    Where a vector is not finite, its slices are nan, as its power is. Where a library computes at once, a last slice of
-    zeros is left out: few numbers of 24 bits reach into it.
+    Where a vector is not finite, its slices are nan, as its power is. Where a library computes at once, slices of zeros
+    at the end are left out: few numbers of 24 bits reach into the third.
     """
     bits, power = slice_bits(SLICES * x.shape[-1]), power_above_max(x, -1, xp)
-    parts = slices(x, power, bits=bits, count=SLICES, xp=xp)
-    if runs_at_once(x) and not bool(xp.any(parts[-1])):
-        parts.pop()
+    parts = slices(x, power, bits=bits, count=SLICES, may_end=True, xp=xp)
     for n in range(len(parts)):
         parts[n] *= xp.multiply(power, 2.0 ** (-bits * (n + 1)))
     return parts
@@ -75,18 +72,21 @@ def exact_product(queries: list[Array], keys: list[Array], xp: Namespace) -> Arr
 
     The sum of all products of slices whose bits are as small is exact. These sums are added, the smallest first.
     """
-    levels: list[Array | None] = [None] * SLICES
-    for (a, query), (b, key) in itertools.product(enumerate(queries), enumerate(keys)):
-        if a + b < SLICES:
-            product, before = matmul_per_group(query, xp.matrix_transpose(key), xp), levels[a + b]
-            levels[a + b] = product if before is None else xp.add(before, product)
-    return functools.reduce(lambda small, large: xp.add(large, small), (x for x in reversed(levels) if x is not None))
+    group_size = shape(queries[0], xp=xp)[1]
+    levels: list[list[Array]] = [[] for _ in range(SLICES)]
+    for b, key in enumerate(keys):
+        factors = queries[: SLICES - b]
+        products = matmul_per_group(xp.concat(factors, axis=1), xp.matrix_transpose(key), xp)
+        for a in range(len(factors)):
+            levels[a + b].append(products[:, a * group_size : (a + 1) * group_size, ...])
+    sums = (functools.reduce(xp.add, level) for level in levels if level)
+    return functools.reduce(lambda small, large: xp.add(large, small), reversed(list(sums)))
 
 
 def exact_block(
-    grid: Grid, sample: Sample, queries: list[Array], keys: list[Array], *, i: Any, j: Any, masked: bool
+    grid: Grid, sample: Sample, queries: list[Array], keys: list[Array], *, i: Any = 0, j: Any = 0, masked: bool
 ) -> tuple[Array, ScoreBlock]:
-    """Exact scores of slices of queries and keys, in units of log 2, and their block."""
+    """Exact scores of slices of queries and keys, in units of log 2, and their block: by default, the first one."""
     xp = grid.xp
     product = uncontracted(xp.multiply(exact_product(queries, keys, xp), grid.plan.score_scale), xp)
     block = score_block(grid, sample, product, i=i, j=j, masked=masked)
@@ -94,19 +94,8 @@ def exact_block(
     return (xp.where(xp.equal(block.scores, -math.inf), -math.inf, scores) if masked else scores), block
 
 
-class ListedRows(NamedTuple):
-    """Some queries against all keys, or all queries against some keys, of one sample: a grid of one block."""
-
-    grid: Grid
-    sample: Sample
-
-    def scores(self, queries: list[Array], keys: list[Array]) -> tuple[Array, ScoreBlock]:
-        """Exact scores of slices of queries and keys, in units of log 2, and their block."""
-        return exact_block(self.grid, self.sample, queries, keys, i=0, j=0, masked=self.grid.may_mask)
-
-
-def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRows:
-    """The block of the queries (side 0) or keys (side 1) at these indices, and of all keys or queries."""
+def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> tuple[Grid, Sample]:
+    """The queries (side 0) or keys (side 1) at these indices, and all keys or queries: a grid of one block."""
     xp, num_rows = grid.xp, rows.shape[0]
     whole = [count * size for count, size in zip(grid.counts, grid.sizes, strict=True)]
     sizes, lengths = whole if grid.loops.traced else list(grid.lengths), list(grid.lengths)
@@ -125,7 +114,7 @@ def listed_rows(grid: Grid, sample: Sample, side: int, rows: Array) -> ListedRow
         cache=None,
         visits=None,
     )
-    return ListedRows(of_rows, sample._replace(bias=bias, at=at, **taken))
+    return of_rows, sample._replace(bias=bias, at=at, **taken)
 
 
 # Products that come near
@@ -146,3 +135,28 @@ def near_vectors(x: Array, loops: Loops) -> tuple[Array, Array]:
 def scaled_queries(grid: Grid, query: Array) -> Array:
     """Queries in float64, times the scale: one product, rounded once."""
     return uncontracted(grid.xp.multiply(to_float64(query, grid.xp), grid.plan.score_scale), grid.xp)
+
+
+def pad_rows(grid: Grid, rows: Array) -> Array:
+    """Rows with zeros at the end, like the queries where all blocks have one size."""
+    if not grid.loops.traced:
+        return rows
+    return pad(rows, -2, shape(grid.call.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
+
+
+LOGARITHM_UNIT = 2.0**10  # so that even the scores of a bias of the lowest float32 fit into float32
+
+
+def pack_logarithm(logarithm: Array, xp: Namespace) -> Array:
+    r"""The integer :math:`a_i` and :math:`r_i = \log_2 \sum_j w_{ij}`, (..., 2), as three float32 numbers each.
+
+    Gradients and weights are of the softmax :math:`p_{ij} = 2^{t_{ij} - a_i - r_i}`.
+    """
+    return xp.concat(as_three_float32(xp.multiply(logarithm, 1 / LOGARITHM_UNIT), xp), axis=-1)
+
+
+def unpack_logarithm(parts: Array, xp: Namespace) -> tuple[Array, Array]:
+    """The numbers of `pack_logarithm`, (..., 1) each, out of float64."""
+    first, second, third = (parts[..., n : n + 2] for n in (0, 2, 4))
+    logarithm = xp.multiply(xp.add(first, xp.add(second, third)), LOGARITHM_UNIT)
+    return logarithm[..., :1], logarithm[..., 1:]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..._arithmetic.exact import round_to_float32, to_float64, uncontracted
 from ..._arithmetic.products import exact_sum
-from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, take_rows, zeros_with
+from ..._arrays import Array, Arrays, Namespace, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
 from ..blocks.grid import Grid, pad
 
@@ -39,59 +39,50 @@ Reference = Callable[[Array], tuple[list[Terms], list[Array]]]
 def settle(
     grid: Grid,
     side: int,
-    results: Sequence[Array],
-    row_results: Sequence[Array],
+    found: Sequence[Array],
     reference: Callable[[Any], Reference],
     ranks: Ranks | None = None,
 ) -> list[Array]:
-    """Results in float32, and then those of rows in float64, with exact ones where they are nan: not decided.
+    """Sums in float32, and then results of rows in float64, with exact ones where they are nan: not decided.
 
     They are (B, G, R, M, C) on the side of queries, (B, G, N, C) on that of keys. Sums are those of all ranks, if there
     are others, which have the same doubts.
     """
-    xp, loops, found, dims = grid.xp, grid.loops, [*results, *row_results], (*grid.dims[:2], *grid.lengths)
-    if not loops.traced and not any(_count(xp.isnan(x), xp) for x in found):
-        return found
+    xp, loops, dims = grid.xp, grid.loops, (*grid.dims[:2], *grid.lengths)
+    between = (grid.dims[2],) if side == 0 else ()
+    flags = [xp.any(xp.isnan(x), axis=-1) for x in found]
+    flagged = functools.reduce(xp.logical_or, [xp.any(x, axis=2) if between else x for x in flags])  # (B, G, L)
+    if not loops.traced and not _count(flagged, xp):
+        return list(found)
     if {*map(type, dims)} == {int} and grid.dims[1] * grid.lengths[1 - side] > LONG:
         grid = grid._replace(plan=grid.plan._replace(per_head=True), num_rounds=grid.dims[0] * grid.dims[1])
     num_heads = 1 if grid.plan.per_head else grid.dims[1]
-    between = (grid.dims[2],) if side == 0 else ()
     length, across = grid.lengths[side], grid.lengths[1 - side]
-    most, axes = _most(across, num_heads, grid.dims[2]), tuple(range(1 + len(between)))
-
-    def zeros(rows: Any, like: Array, dtype: Any) -> Array:
-        width = shape(like, xp=xp)[-1]
-        return xp.zeros((num_heads, *between, rows, width), dtype=dtype, **on_device_of(like))
+    most, rounds = _most(across, num_heads, grid.dims[2]), (grid.num_rounds, num_heads)
+    parts = [xp.reshape(x, (*rounds, *between, length, shape(x, xp=xp)[-1])) for x in found]
+    flagged = xp.any(xp.reshape(flagged, (*rounds, length)), axis=1)
+    in_doubt = None if loops.traced else loops.to_list(xp.astype(xp.any(flagged, axis=-1), xp.int32))
 
     def add_sample(index: Any, stacks: Any) -> Any:
-        sample = grid.sample_at(index)
-        of_sample = [grid.part_of(x, sample.index, sample.head) for x in found]
-        doubts = [xp.isnan(x) for x in of_sample]
-        flags = functools.reduce(xp.logical_or, (xp.any(xp.any(x, axis=-1), axis=axes) for x in doubts))
-        of_rows: list[Reference] = [reference(sample)] if loops.traced else []
+        of_sample = [loops.block_at(x, index) for x in parts]
+        if in_doubt is None or in_doubt[index]:
+            exact_rows = reference(grid.sample_at(index))
 
-        def compute(rows: Array) -> Arrays:
-            if not of_rows:
-                of_rows.append(reference(sample))
-            terms, exact = of_rows[0](rows)
-            picked = (take_rows(x, rows, axis=-2, xp=xp) for x in doubts)
-            sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, picked, strict=False))
-            return (*(round_to_float32(x, xp) for x in sums), *exact)
+            def compute(rows: Array) -> Arrays:
+                terms, exact = exact_rows(rows)
+                doubts = (xp.isnan(take_rows(x, rows, axis=-2, xp=xp)) for x in of_sample)
+                sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, doubts, strict=False))
+                return (*(round_to_float32(x, xp) for x in sums), *exact)
 
-        kinds = [functools.partial(zeros, like=x, dtype=x.dtype) for x in found]
-        exact = _for_flagged(grid, flags, most, kinds, compute)
-        whole = of_sample if exact is None else list(map(xp.where, doubts, exact, of_sample))
-        return tuple(map(loops.add_block, stacks, itertools.repeat(index), whole))
+            of_sample = _fill(grid, of_sample, loops.block_at(flagged, index), most, compute)
+        return tuple(map(loops.add_block, stacks, itertools.repeat(index), of_sample))
 
     # TensorFlow has no stack of nothing, if blocks have no known shape.
     count = grid.num_rounds if isinstance(grid.num_rounds, int) else xp.maximum(grid.num_rounds, 1)
-    stacks = tuple([_stack(grid, count, functools.partial(zeros, length, x, x.dtype)) for x in found])
+    stacks = tuple([_stack(grid, count, x, *shape(x, xp=xp)[1:]) for x in parts])
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
-    dims = (*grid.dims[:2], *between, length)
-    return [
-        xp.reshape(loops.stack_blocks(x)[: grid.num_rounds, ...], (*dims, shape(like, xp=xp)[-1]))
-        for x, like in zip(stacks, found, strict=True)
-    ]
+    whole = (loops.stack_blocks(x)[: grid.num_rounds, ...] for x in stacks)
+    return [xp.reshape(x, shape(like, xp=xp)) for x, like in zip(whole, found, strict=True)]
 
 
 def _most(length: Any, *counts: Any) -> int:
@@ -106,7 +97,7 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
     xp, (factors, columns, units) = grid.xp, terms
     (num_groups, num_rows, num_terms), width = shape(factors, xp=xp), shape(columns, xp=xp)[-1]
     factors = xp.reshape(factors, (num_groups * num_rows, num_terms))
-    columns = xp.reshape(xp.matrix_transpose(columns), (num_groups * width, num_terms))
+    columns = xp.reshape(xp.permute_dims(columns, (1, 0, 2)), (num_terms, num_groups * width))
     units = xp.reshape(units, (num_groups * num_rows, 1))
     known = xp.add(xp.sum(factors, axis=-1, keepdims=True), units)
     known = xp.isnan(known if ranks is None else ranks.total(known))  # as nan: no sum is needed
@@ -115,37 +106,31 @@ def _sum_where(grid: Grid, terms: Terms, doubt: Array, length: Any, ranks: Ranks
         row = xp.floor_divide(at, width)
         column = xp.add(xp.multiply(xp.floor_divide(row, num_rows), width), xp.remainder(at, width))
         factor = take_rows(factors, row, axis=0, xp=xp)
-        products = xp.multiply(factor, to_float64(take_rows(columns, column, axis=0, xp=xp), xp))
+        of_column = xp.matrix_transpose(take_rows(columns, column, axis=1, xp=xp))
+        products = xp.multiply(factor, to_float64(of_column, xp))
         products = xp.where(xp.equal(factor, 0.0), 0.0, uncontracted(products, xp))  # not nan
         total = exact_sum(products, -1, bits=TERM_BITS, ranks=ranks, xp=xp)
         return (uncontracted(xp.multiply(total, take_rows(units, row, axis=0, xp=xp)), xp),)
 
-    def zeros(rows: Any) -> Array:
-        return xp.zeros((rows, 1), dtype=xp.float64, **on_device_of(factors))
-
-    dims = shape(doubt, xp=xp)
-    if isinstance(width, int) and width == 0:
-        return zeros_with(factors, *dims, xp=xp)
-    flags = xp.logical_and(xp.reshape(doubt, (-1, width)), xp.logical_not(known))
-    sums = _for_flagged(grid, xp.reshape(flags, (-1,)), _most(length), [zeros], add_up)
-    whole = zeros_with(factors, *dims, xp=xp) if sums is None else xp.reshape(sums[0], dims)
-    return xp.where(xp.reshape(known, (*dims[:-1], 1)), math.nan, whole)
+    flags = xp.logical_and(xp.reshape(doubt, (num_groups * num_rows, width)), xp.logical_not(known))
+    flags = xp.reshape(flags, (num_groups * num_rows * width, 1))
+    undecided = xp.where(flags, xp.full_like(flags, math.nan, dtype=xp.float64), 0.0)
+    (sums,) = _fill(grid, [undecided], flags[:, 0], _most(length), add_up)
+    sums = xp.where(known, math.nan, xp.reshape(sums, (num_groups * num_rows, width)))
+    return xp.reshape(sums, shape(doubt, xp=xp))
 
 
-def _for_flagged(
-    grid: Grid, flags: Array, most: int, zeros: Sequence[Callable[[Any], Array]], compute: Callable[[Array], Arrays]
-) -> list[Array] | None:
-    """Arrays (..., n, C) of ``compute(indices)``, called for a few indices of true flags (n) at a time.
+def _fill(grid: Grid, arrays: list[Array], flags: Array, most: int, compute: Callable[[Array], Arrays]) -> list[Array]:
+    """Arrays (..., n, C) with rows of ``compute(indices)`` where they are nan: for a few true flags (n) at a time.
 
-    Rows without a flag hold any number. ``None`` if it is known that there is no flag. Compiled loops take lots of one
-    size, whose last may hold rows in vain.
+    Compiled loops take lots of one size, whose last may hold rows in vain.
     """
     xp, loops, (length,) = grid.xp, grid.loops, shape(flags, xp=grid.xp)
     if isinstance(length, int) and length == 0:
-        return None
+        return arrays
     count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32) if loops.traced else _count(flags, xp)
     if not loops.traced and count == 0:
-        return None
+        return arrays
     order = xp.astype(xp.argsort(xp.astype(xp.logical_not(flags), xp.int32), stable=True), xp.int32)
     inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)
     if loops.traced:
@@ -161,10 +146,12 @@ def _for_flagged(
         rows = xp.squeeze(loops.block(xp.expand_dims(order, axis=-1), t, size, -2), axis=-1)
         return tuple(map(loops.add_block, stacks, itertools.repeat(t), compute(rows)))
 
-    stacks = tuple([_stack(grid, num_lots, functools.partial(zero, size)) for zero in zeros])
+    dims = (shape(x, xp=xp) for x in arrays)
+    stacks = tuple([_stack(grid, num_lots, x, *dim[:-2], size, dim[-1]) for x, dim in zip(arrays, dims, strict=True)])
     stacks = loops.loop(0, (count + (size - 1)) // size, add_lot, stacks)
     sorted_rows = (loops.block_at(loops.stack_blocks(loops.concat_blocks(x, num_lots, -2)), 0) for x in stacks)
-    return [take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows]
+    exact = (take_rows(x, inverse, axis=-2, xp=xp) for x in sorted_rows)
+    return [xp.where(xp.isnan(x), y, x) for x, y in zip(arrays, exact, strict=True)]
 
 
 def _count(flags: Array, xp: Namespace) -> int:
@@ -178,5 +165,5 @@ def _count(flags: Array, xp: Namespace) -> int:
         return 0
 
 
-def _stack(grid: Grid, count: Any, zeros: Callable[[], Array]) -> Any:
-    return grid.loops.zero_blocks(count, lambda _: zeros())
+def _stack(grid: Grid, count: Any, like: Array, *dims: Any) -> Any:
+    return grid.loops.zero_blocks(count, lambda _: zeros_with(like, *dims, xp=grid.xp))
