@@ -244,10 +244,13 @@ def _near_buckets(count: int, farthest: int) -> tuple[int, ...]:
 
 
 def _first_distance(share: Fraction, exact: int, farthest: int) -> int:
-    """The least r with log(r / e) / log(D / e) >= share, by powers of integers."""
+    """The least r with log(r / e) / log(D / e) >= share: by powers of integers where floats leave it open."""
+    estimate = float(exact * (farthest / exact) ** share)
+    near = math.floor(estimate + 0.5)
+    if abs(estimate - near) > 1e-6:
+        return math.ceil(estimate)
     power, whole = share.as_integer_ratio()
-    least = farthest**power * exact ** (whole - power)
-    return exact + bisect.bisect_left(range(exact, farthest + 1), least, key=lambda r: r**whole)
+    return near + int(near**whole < farthest**power * exact ** (whole - power))
 
 
 def _table_sizes(table: Array) -> tuple[int, int]:
