@@ -126,7 +126,7 @@ def scores_are_small(grid: Grid) -> bool:
     """
     call, xp, norm = grid.call, grid.xp, grid.loops.norm
     is_product = not grid.changes_scores and call.bias is None
-    if not (grid.work and is_product) or call.backend.differentiates or call.assume_finite:
+    if not (grid.work and grid.width and is_product) or call.backend.differentiates or call.assume_finite:
         return False
     norms, magnitudes = (xp.max(norm(call.query), axis=(2, 3)), xp.max(norm(call.key), axis=2)), xp.abs(call.value)
     bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
