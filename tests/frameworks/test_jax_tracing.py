@@ -66,13 +66,6 @@ def test_programs_of_xla_are_what_is_called(name, dtype, backend):
         assert_same("tensorflow", program(*arrays), function(*arrays))
 
 
-@pytest.mark.needs("jax")
-@pytest.mark.parametrize("name", ["lengths", "offsets", "array", "causal"])
-def test_jax_vmap(jax, name):
-    function, arrays = case(name, "jax")
-    assert_same("jax", jax.jit(jax.vmap(function))(*arrays), expected(name))
-
-
 @pytest.mark.optimized
 @pytest.mark.needs("jax")
 def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bits(jax, rng):

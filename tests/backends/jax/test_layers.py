@@ -150,8 +150,3 @@ def test_gradients_flow_through_a_change_of_type_to_wide_parameters():
     assert {leaf.dtype.name for leaf in jax.tree.leaves(found)} == {"float32"}
     for leaf, goal in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf, goal, rtol=0, atol=0.1 * float(jnp.abs(goal).max()) + 0.02)
-
-
-def test_types_that_jax_does_not_compute_with_are_named():
-    with jax.enable_x64(False), pytest.raises(ValueError, match="got float64: turn on jax_enable_x64"):
-        attention_jax.FeedForward.init(0, 2, 3, dtype="float64")
