@@ -108,11 +108,11 @@ def test_gradients_of_gradients_are_directional_derivatives(backend, rng):
         output, weights, _ = attend(mask=mask, bias=bias, softcap=2.0)(query, key, value)
         return xp.add(xp.sum(xp.square(output)), xp.sum(xp.pow(weights, 3)))
 
-    def slope(*arrays):
+    def directional(*arrays):
         found = backend.value_and_grad(total)(*arrays)[1]
         return sum(xp.sum(xp.multiply(each, step)) for each, step in zip(found, direction, strict=True))
 
-    derivative = quickly(backend, backend.value_and_grad(slope))
+    derivative = quickly(backend, backend.value_and_grad(directional))
     second = backend.to_numpy(derivative(*backend.from_numpy(arrays))[1])
     moved = (
         derivative(*backend.from_numpy(shifted(arrays, along, distance)))[0] for distance in (2.0**-14, -(2.0**-14))
