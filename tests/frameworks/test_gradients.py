@@ -101,8 +101,8 @@ def test_gradients_of_gradients_are_directional_derivatives(backend, rng):
     xp = backend.namespace
     arrays = [normal(2, 3, 2), normal(1, 4, 2), normal(1, 4, 2), normal(2, 3, 4)]
     mask = np.asarray([[True, False, True, True], [False, False, False, False], [True, True, True, False]])
-    *directions, along = ([rng.standard_normal(array.shape) for array in arrays] for _ in range(2))
-    mask, direction = backend.from_numpy((mask, directions[0]))
+    direction, along = ([rng.standard_normal(array.shape) for array in arrays] for _ in range(2))
+    mask, direction = backend.from_numpy((mask, direction))
 
     def total(query, key, value, bias):
         output, weights, _ = attend(mask=mask, bias=bias, softcap=2.0)(query, key, value)
