@@ -1,12 +1,9 @@
 """Loops over blocks, as attention in blocks needs them, mean the same on every backend."""
 
-import importlib
 import math
 
 import numpy as np
 import pytest
-
-from attention_core.backend import Backend, Loops
 
 COMPILED = pytest.mark.needs("compilation", lambda backend: backend.name != "torch")  # which looks into no operator
 
@@ -82,20 +79,6 @@ def test_blocks_are_added_to_and_joined_in_order(run, backend, xp, rng):
 def test_values_are_read_as_lists_where_nothing_is_traced(backend, put):
     table = np.array([[True, False], [False, False]])
     assert backend.loops.to_list(put(table)) == [[True, False], [False, False]]
-
-
-@pytest.mark.parametrize("name", ["numpy", "array_api_strict"])
-def test_a_library_without_a_backend_has_loops(name, rng):
-    """Blocks then need no more than the array API."""
-    library = importlib.import_module(name)
-    loops = Backend(library).loops
-    assert type(loops) is Loops
-    x = library.asarray(rng.standard_normal((3, 4)))
-    assert loops.to_list(x > 10) == [[False] * 4] * 3
-    stack = loops.add_block(loops.zero_blocks(2, lambda index: library.zeros((1, 4))), 1, x[:1, :])
-    found = loops.stack_blocks(stack)
-    assert bool(library.all(found[0, ...] == 0))
-    assert bool(library.all(found[1, ...] == x[:1, :]))
 
 
 @pytest.mark.needs("fused softmax")

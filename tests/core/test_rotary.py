@@ -97,17 +97,3 @@ def test_positions_may_differ_between_samples_and_be_of_any_integer_type(dtype, 
     for sample in range(2):
         expected = get(rotary_embedding(put(x[sample]), put(positions[sample].astype(np.int32))))
         np.testing.assert_array_equal(result[sample], expected)
-
-
-@pytest.mark.needs("tensorflow")
-def test_open_dimensions_are_computed(rng):
-    tf = importlib.import_module("tensorflow")
-    x, positions = tf.constant(rng.standard_normal((2, 3, 5, 8))), tf.constant(rng.integers(0, 99, (2, 5)))
-    signature = [tf.TensorSpec([None, None, None, 8], tf.float64), tf.TensorSpec([None, None], tf.int64)]
-    for interleaved in (False, True):
-
-        def function(x, positions, interleaved=interleaved):
-            return rotary_embedding(x, positions, width=6, interleaved=interleaved)
-
-        result = tf.function(function, input_signature=signature)(x, positions)
-        np.testing.assert_allclose(result.numpy(), function(x, positions).numpy(), rtol=0, atol=1e-15)

@@ -5,7 +5,6 @@ import importlib
 import numpy as np
 import pytest
 from backend_helpers import imported
-from fuzz_calls import VALID
 from tracing_helpers import (
     CASES,
     OF_INTEGERS,
@@ -67,13 +66,6 @@ def test_programs_of_xla_are_what_is_called(name, dtype, backend):
         assert_same("tensorflow", program(*arrays), function(*arrays))
 
 
-@pytest.mark.needs("jax")
-@pytest.mark.parametrize("name", ["lengths", "offsets", "array", "causal"])
-def test_jax_vmap(jax, name):
-    function, arrays = case(name, "jax")
-    assert_same("jax", jax.jit(jax.vmap(function))(*arrays), expected(name))
-
-
 @pytest.mark.optimized
 @pytest.mark.needs("jax")
 def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bits(jax, rng):
@@ -95,40 +87,6 @@ def test_jax_vmap_of_what_is_compiled_in_reproducible_arithmetic_has_the_same_bi
             np.testing.assert_array_equal(one, other)
     jacobian = jax.jacrev(lambda query: attend(query).sum(axis=(1, 2)))(queries[0])  # of each head by all
     np.testing.assert_array_equal(jacobian.sum(axis=0), gradients[0])
-
-
-def symbolic(jax, arrays, dims):
-    """Shapes and dtypes of arrays, with the named dimensions left open."""
-    export = importlib.import_module("jax.export")
-    scope = export.SymbolicScope()
-    return [
-        jax.ShapeDtypeStruct(export.symbolic_shape(text, scope=scope), array.dtype)
-        for array, text in zip(arrays, dims, strict=True)
-    ]
-
-
-@pytest.mark.needs("jax")
-def test_jax_export_of_an_encoder_with_open_batch_and_length(jax):
-    export = importlib.import_module("jax.export")
-    parameters, x = get_backend("jax").from_numpy(tuple(VALID["encoder"].positional))
-
-    @jax.jit
-    def encode(x, kept):
-        mask = ac.masks.mask_from_padding(ac.masks.mask_from_integers(kept))
-        return ac.functions.encoder_layer(parameters, x, num_heads=2, mask=mask)
-
-    kept = jax.numpy.asarray([[1, 1, 1], [1, 1, 0]])
-    program = export.export(encode)(*symbolic(jax, (x, kept), ["b, l, 8", "b, l"]))
-    for batch, length in ((2, 3), (1, 2)):
-        part, some = x[:batch, :length], kept[:batch, :length]
-        assert_same("jax", program.call(part, some), encode(part, some))
-
-
-@pytest.mark.needs("jax")
-def test_jax_shapes_without_computing(jax):
-    function, arrays = case("everything", "jax")
-    shapes = [(each.shape, each.dtype) for each in jax.eval_shape(function, *arrays)]
-    assert shapes == [(each.shape, each.dtype) for each in expected("everything")]
 
 
 @pytest.mark.needs("tensorflow")

@@ -114,15 +114,19 @@ def test_shapes_are_told_without_values(name):
         assert jax.tree.map(jnp.shape, jax.tree.leaves(shapes)) == jax.tree.map(jnp.shape, jax.tree.leaves(layer))
 
 
-@few
-def test_a_layer_is_exported_with_an_open_batch(name):
-    layer, inputs, _ = made(name)
-    (batch,) = export.symbolic_shape("batch")
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype), inputs)
-    call = jax.jit(lambda layer, inputs: layer(*inputs))
-    program = export.deserialize(export.export(call)(layer, shapes).serialize())
-    for arrays in (inputs, jax.tree.map(lambda x: jnp.concat([x, x[:1]]), inputs)):
-        close(program.call(layer, arrays), call(layer, arrays))
+@pytest.mark.parametrize(("name", "dims"), [("EncoderLayer", ("b", "l")), ("SaganAttention", ("b",))])
+def test_a_layer_is_exported_with_open_sizes(name, dims):
+    layer, inputs, options = made(name)
+    scope, call = export.SymbolicScope(), jax.jit(lambda layer, inputs, options: layer(*inputs, **options))
+
+    def opened(x):
+        text = ", ".join([*dims, *map(str, x.shape[len(dims) :])])
+        return jax.ShapeDtypeStruct(export.symbolic_shape(text, scope=scope), x.dtype)
+
+    program = export.deserialize(export.export(call)(layer, *jax.tree.map(opened, (inputs, options))).serialize())
+    for at in [(slice(start, None),) * len(dims) for start in (0, 1)]:
+        arrays = jax.tree.map(lambda x, at=at: x[at], (inputs, options))
+        close(program.call(layer, *arrays), call(layer, *arrays))
 
 
 def test_caches_are_arguments_of_saved_programs():
@@ -146,8 +150,3 @@ def test_gradients_flow_through_a_change_of_type_to_wide_parameters():
     assert {leaf.dtype.name for leaf in jax.tree.leaves(found)} == {"float32"}
     for leaf, goal in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(leaf, goal, rtol=0, atol=0.1 * float(jnp.abs(goal).max()) + 0.02)
-
-
-def test_types_that_jax_does_not_compute_with_are_named():
-    with jax.enable_x64(False), pytest.raises(ValueError, match="got float64: turn on jax_enable_x64"):
-        attention_jax.FeedForward.init(0, 2, 3, dtype="float64")

@@ -86,7 +86,7 @@ def test_masks_go_through_jit_as_arguments(name):
     close(jax.jit(jax.grad(measured))(layer, mask), jax.jit(jax.grad(lambda layer: measured(layer, mask)))(layer))
 
 
-@pytest.mark.parametrize("name", ["offsets", "array of samples", "array and rule"])
+@pytest.mark.parametrize("name", ["offsets", "lengths", "array of samples", "array and rule"])
 def test_masks_go_through_vmap_with_their_leading_axes(name):
     mask = mask_of(name)
     layer = attention_jax.MultiHeadAttention.init(0, 6, 2, dtype="float64")
