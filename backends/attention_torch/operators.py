@@ -185,10 +185,6 @@ def one_by_one(function: Callable[..., Sequence[Any]], info: Any, in_dims: Any, 
     return results, tuple(None if result is None else 0 for result in results)
 
 
-def _clone(x: torch.Tensor) -> torch.Tensor:
-    return x.clone()
-
-
 def _backend() -> Any:
     return get_backend("torch")
 
@@ -252,4 +248,4 @@ for _each, _compute, _error in (
     _library.impl(_each, _kernel, "Autograd", with_keyset=True)
     torch.library.register_vmap(_each, functools.partial(one_by_one, _each), lib=_library)
 # Clones what is written over before the backward pass: compilers would clone once more, and too late.
-clone_for_backward = _operator("clone_for_backward", "(Tensor x) -> Tensor", _clone, torch.empty_like)
+clone_for_backward = _operator("clone_for_backward", "(Tensor x) -> Tensor", torch.clone, torch.empty_like)

@@ -127,7 +127,7 @@ def _looked_at(
     output, rows = FLASH_CPU(query, key, value, 0.0, is_causal, attn_mask=added, scale=number)
     if looks and not looks_first:
         is_seen = not (is_masked or records) or _is_finite(output)  # if all is attended to, nothing leaks
-        if not (is_seen and (rows.all() or _are_small(call, inputs, scale))):
+        if not (is_seen and (rows.count_nonzero().item() == rows.numel() or _are_small(call, inputs, scale))):
             return None
     if logsumexp and added is not None:  # of fully masked rows it is 0
         has_keys = (added > -math.inf).any(dim=-1)
@@ -304,9 +304,10 @@ def _gradients_of_blocks(call: Call, d_output: torch.Tensor, d_logsumexp: torch.
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    query = arrays[0] if plan.records else _swapped(arrays[0])
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty(query.shape), query.new_empty(query.shape[:-1], dtype=wide)
+    *leading, first, second, channels = arrays[0].shape
+    axes = (*leading, first, second) if plan.records else (*leading, second, first)
+    wide = torch.promote_types(arrays[0].dtype, torch.float32)
+    return arrays[0].new_empty((*axes, channels)), arrays[0].new_empty(axes, dtype=wide)
 
 
 GUARDED = register("torch.guarded", Operation(_forward, _backward, _empty))

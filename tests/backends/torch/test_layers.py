@@ -7,6 +7,8 @@ import inspect
 
 import numpy as np
 import pytest
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch_layer_helpers import SETTINGS, attention_torch, equal, inputs_of, layer_of, torch
 
 from attention_core import layers as definitions
@@ -312,11 +314,18 @@ def test_integer_seeds_are_compiled_for_all_at_once():
 
 @pytest.mark.parametrize("name", ["EncoderLayer", "SaganAttention"])  # with all others but embeddings, above
 def test_layer_compiles_as_one_graph_and_draws_anew(name, layer):
-    twin = copy.deepcopy(layer)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    """One operation hashes a seed: its own thousand would take longer to be compiled than the layer."""
+    twin, counts = copy.deepcopy(layer), []
+
+    def counted(graph, _):
+        counts.append(len(graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=counted))
     inputs = inputs_of(name)
     seed = {} if name == "SaganAttention" else {"seed": torch.tensor([3, 4])}
     found, expected = compiled(*inputs, **seed), twin(*inputs, **seed)
+    assert counts[0] <= 250
     torch.testing.assert_close(found, expected)
     found.square().sum().backward()
     expected.square().sum().backward()
