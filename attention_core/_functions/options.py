@@ -158,10 +158,10 @@ def with_constants(like: Array, options: dict[str, Any], /) -> dict[str, Any]:
 
     Masks, score modifications and tuples may hold some. Where nothing is turned, the options are returned themselves.
     """
-    given = [name for name in ARRAYS if options.get(name) is not None]
-    if is_of_numpy(like) or not hasattr(like, "dtype") or not any(holds_numpy(options[name]) for name in given):
+    names = [name for name in ARRAYS if options.get(name) is not None]
+    if is_of_numpy(like) or not hasattr(like, "dtype") or not any(holds_numpy(options[name]) for name in names):
         return options
     for name in () if is_compiling(like) else ("bias", "sinks"):  # before the library narrows their dtype
         if is_of_numpy(options.get(name)):
             check_added_dtype(name, options[name], like)
-    return options | {name: constant(options[name], like, wraps=name == "dropout") for name in given}
+    return options | {name: constant(options[name], like, wraps=name == "dropout") for name in names}
