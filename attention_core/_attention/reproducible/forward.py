@@ -31,12 +31,13 @@ from ..._arithmetic.exact import (
 )
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
-from ..._backend import Backend, Operation, Ranks, register
+from ..._backend import Backend, Operation, Ranks, can_be_read, register
 from ..blocks.forward import empty_results as empty_results_of_blocks, with_nonfinite_values
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from ..blocks.plan import Plan, are_few, make_plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
+from ..facts import nonfinite_indicators, with_infinities
 from . import bounds
 from .backward import backward
 from .scores import (
@@ -89,8 +90,20 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `pack_logarithm` (B, G, R, M, 6)."""
     grid = make_grid(plan, unpack(plan, arrays, backend))
     if plan.all_finite:
-        return _forward(grid)
+        return _forward(grid) if plan.may_mask or grid.call.assume_finite else _attending_to_all(grid)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
+
+
+def _attending_to_all(grid: Grid) -> tuple[Array, Array, Array]:
+    """The results where nothing is masked: each query attends to all infinities, whatever their weights."""
+    xp, value, ranks = grid.xp, grid.call.value, grid.ranks
+    finite = xp.isfinite(value)
+    if ranks is None and can_be_read(value) and bool(xp.all(finite)):
+        return _forward(grid)
+    counts = [xp.expand_dims(xp.sum(x, axis=-2, keepdims=True), axis=2) for x in nonfinite_indicators(value, xp)]
+    counts = counts if ranks is None else [ranks.largest(x) for x in counts]
+    output, *rest = _forward(grid._replace(call=grid.call._replace(value=xp.where(finite, value, 0.0))))
+    return with_infinities((output, *counts), xp), *rest
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
@@ -147,10 +160,8 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
 
 
 def _span(grid: Grid) -> Any:
-    """How many sizes a value has: one for each channel, where queries are few, or for each of its `value_parts`."""
-    if are_few(grid.dims[2], grid.sizes[0]):
-        return grid.width
-    return 1 if grid.plan.all_finite or grid.loops.traced else 3
+    """How many sizes a value has: one for each channel, where queries are few, or for all."""
+    return grid.width if are_few(grid.dims[2], grid.sizes[0]) else 1
 
 
 def _widths(grid: Grid) -> list[Any]:
@@ -169,10 +180,8 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     value = _as_float64(grid, grid.value_part(sample.value))
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
-    span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
-    width = grid.width // span
-    of_parts = [largest_magnitude(sizes[..., n * width : (n + 1) * width], -1, xp) for n in range(span)]
-    columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
+    size = largest_magnitude(xp.multiply(sizes, 1 / units), -1, xp)
+    columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
@@ -308,8 +317,6 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
         of_scores = xp.add(of_scores, of_bias[..., -1:])
         of_values = xp.add(of_values, of_bias[..., :-1])
     relative = xp.add(of_row, of_scores)
-    if isinstance(span, int) and span > 1:
-        of_values = xp.repeat(of_values, width // span, axis=-1)
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)
