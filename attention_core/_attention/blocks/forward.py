@@ -249,13 +249,13 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     all passes, as it is traced once. An accelerator is not asked.
     """
     xp, loops = grid.xp, grid.loops
-    if loops.traced:
+    if loops.traced and grid.plan.may_mask:
         infinite = xp.astype(xp.logical_not(xp.isfinite(xp.sum(grid.call.value))), xp.int32)
         infinite = infinite if grid.ranks is None else grid.ranks.largest(infinite)
         num_passes = xp.add(xp.multiply(infinite, 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
-    if not can_be_read(grid.call.value):
+    if loops.traced or not can_be_read(grid.call.value):
         return repair()
     grid = grid._replace(plan=grid.plan._replace(all_finite=True))
     if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
@@ -269,14 +269,21 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
-    """The results by a pass over finite values, and an even one in fast arithmetic over both indicators, side by side."""
+    """The results of finite values, with the infinities that queries attend to: all of them where nothing is masked.
+
+    Else an even pass, in fast arithmetic, averages the indicators side by side.
+    """
     xp, (query, key, value, *_), ranks = grid.xp, grid.call, grid.ranks
     columns = xp.concat(nonfinite_indicators(value, xp), axis=-1)
-    even_call = grid.call._replace(query=query[..., :1], key=key[..., :1], value=columns)  # of one channel: to be fast
-    even = grid._replace(call=even_call, width=shape(columns, xp=xp)[-1], weighed=lambda x, even: even(x))
-    output, *rest = average(grid._replace(call=grid.call._replace(value=xp.where(xp.isfinite(value), value, 0.0))))
-    attended, *_ = _grid_results(even)
+    if grid.plan.may_mask:
+        # Of one channel, which takes less time.
+        even_call = grid.call._replace(query=query[..., :1], key=key[..., :1], value=columns)
+        even = grid._replace(call=even_call, width=shape(columns, xp=xp)[-1], weighed=lambda x, even: even(x))
+        attended, *_ = _grid_results(even)
+    else:
+        attended = xp.expand_dims(xp.sum(columns, axis=-2, keepdims=True), axis=2)
     attended = attended if ranks is None else ranks.largest(attended)
+    output, *rest = average(grid._replace(call=grid.call._replace(value=xp.where(xp.isfinite(value), value, 0.0))))
     return with_infinities((output, attended[..., : grid.width], attended[..., grid.width :]), xp), *rest
 
 

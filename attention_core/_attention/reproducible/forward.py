@@ -31,13 +31,12 @@ from ..._arithmetic.exact import (
 )
 from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
-from ..._backend import Backend, Operation, Ranks, can_be_read, register
+from ..._backend import Backend, Operation, Ranks, register
 from ..blocks.forward import empty_results as empty_results_of_blocks, with_nonfinite_values
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
 from ..blocks.plan import Plan, are_few, make_plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
-from ..facts import nonfinite_indicators, with_infinities
 from . import bounds
 from .backward import backward
 from .scores import (
@@ -89,21 +88,9 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `pack_logarithm` (B, G, R, M, 6)."""
     grid = make_grid(plan, unpack(plan, arrays, backend))
-    if plan.all_finite:
-        return _forward(grid) if plan.may_mask or grid.call.assume_finite else _attending_to_all(grid)
-    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
-
-
-def _attending_to_all(grid: Grid) -> tuple[Array, Array, Array]:
-    """The results where nothing is masked: each query attends to all infinities, whatever their weights."""
-    xp, value, ranks = grid.xp, grid.call.value, grid.ranks
-    finite = xp.isfinite(value)
-    if ranks is None and can_be_read(value) and bool(xp.all(finite)):
+    if plan.all_finite and (plan.may_mask or grid.call.assume_finite):
         return _forward(grid)
-    counts = [xp.expand_dims(xp.sum(x, axis=-2, keepdims=True), axis=2) for x in nonfinite_indicators(value, xp)]
-    counts = counts if ranks is None else [ranks.largest(x) for x in counts]
-    output, *rest = _forward(grid._replace(call=grid.call._replace(value=xp.where(finite, value, 0.0))))
-    return with_infinities((output, *counts), xp), *rest
+    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
