@@ -31,7 +31,7 @@ from ...masks._band import ALL
 from ...masks._mask import band_of, bounds_of
 from ..call import Call, upcast_call
 from ..dense import dense
-from ..facts import MAX_KEPT, facts_of, is_clean, nonfinite_indicators, repaired_unless_clean, with_infinities
+from ..facts import MAX_KEPT, facts_of, nonfinite_indicators, repaired_unless_clean, with_infinities
 from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
@@ -258,10 +258,10 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     if loops.traced or not can_be_read(grid.call.value):
         return repair()
     grid = grid._replace(plan=grid.plan._replace(all_finite=True))
-    if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
-        if grid.ranks is None and bool(is_clean(grid.call.value, xp)):  # ranks look at results, which are those of all
-            return average(grid)
+    if grid.plan.may_mask and grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
         finite = xp.isfinite(grid.call.value)
+        if grid.ranks is None and bool(xp.all(finite)):  # ranks look at results, which are those of all
+            return average(grid)
         key = xp.where(xp.all(finite, axis=-1, keepdims=True), grid.call.key, math.nan)
         grid = grid._replace(call=grid.call._replace(key=key, value=xp.where(finite, grid.call.value, 0.0)))
     results = average(grid)

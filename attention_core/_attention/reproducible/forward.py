@@ -336,8 +336,10 @@ def _decide_logarithm(grid: Grid, row_max: Array, norm: Array, weight: Array, re
 def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
     """Of some queries, the terms of their outputs, and the logarithms of their sums of weights."""
     xp = grid.xp
-    keys = cut_vectors(to_float64(sample.key, xp), xp)
-    values = grid.value_part(sample.value)
+    key, values = sample.key, grid.value_part(sample.value)
+    if not (grid.plan.may_mask or grid.loops.traced):  # such values are in doubt, and no weight of 0 is to hide them
+        key = xp.where(xp.all(xp.isfinite(values), axis=-1, keepdims=True), key, math.nan)
+    keys = cut_vectors(to_float64(key, xp), xp)
     factor = dropout_scale(grid.call.dropout)
 
     def compute(rows: Array) -> tuple[list[Terms], list[Array]]:
