@@ -167,6 +167,7 @@ def test_no_weight_is_so_small_that_it_hides_what_is_not_finite(name, way, dropo
     allowed = allowed_pairs(options, backend, rows, columns) if name else np.ones((B, H, rows, columns), bool)
     value = rng.choice([0.0, math.nan, math.inf, -math.inf], (B, G, columns, D), p=[0.85, 0.05, 0.05, 0.05])
     gaps, key = rng.uniform(-1000, 0, allowed.shape), np.broadcast_to(np.eye(columns), (B, G, columns, columns))
+    gaps[..., 0], value[:, :, 0] = 600.0, 0.0
     wanted = np.where(allowed[..., None], np.repeat(value, H // G, axis=1)[:, :, None], 0.0).sum(axis=-2)
     for mode in backend.modes:
         program = backend.compile(lambda *arrays: attention(*arrays, **options, scale=1.0, dropout=dropout), mode=mode)
