@@ -9,6 +9,7 @@ is not finite, would take longer than the step.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from .._arrays import Array, Arrays, Namespace, scalar_like, sizes
 from .._backend import Backend, is_on_host
@@ -25,16 +26,16 @@ from .call import (
 )
 from .facts import (
     Facts,
-    average_of_columns,
     facts_of,
     inputs_are_finite,
     is_clean,
-    sanitized,
     sanitized_keys,
     value_parts,
     with_infinities,
 )
 from .softmax import softmax
+
+LEAST_WEIGHT = 1e-30  # of what is allowed and not finite, next to weights in sums of which only the sign counts
 
 
 def dense(call: Call, facts: Facts, *, weights: bool = True, logsumexp: bool = True) -> Result:
@@ -90,9 +91,8 @@ def guarded_dense(call: Call, facts: Facts | None = None, *, weights: bool = Fal
         result = dense(call, facts, **wanted)
         if backend.differentiates or bool(is_clean(result.output, call.xp)):
             return result
-    facts = facts._replace(is_sanitized=backend.differentiates and is_on_host(call.query))
-    result = dense(sanitized(call, facts), facts, **wanted)
-    return result._replace(output=average_of_columns(result.output, call.xp))
+    facts = facts._replace(has_parts=True, is_sanitized=backend.differentiates and is_on_host(call.query))
+    return dense(sanitized_keys(call, facts) if backend.differentiates else call, facts, **wanted)
 
 
 def guarded_scores(call: Call) -> Array:
@@ -158,37 +158,47 @@ def averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Ar
     whatever their weights, and so are gradients of a value that is masked from a row of NaN.
     """
     xp = backend.namespace
-    weights = fold_group(weights, facts.group, xp=xp) if facts.is_folded else weights
     value = repeat_kv(value, facts.group, xp=xp) if facts.is_repeated else value
-    output = _guarded_averages(weights, value, facts, backend) if facts.is_guarded else xp.matmul(weights, value)
-    output = unfold_group(output, facts.group, xp=xp) if facts.is_folded else output
-    return xp.where(facts.empty, 0.0, output) if facts.is_guarded and facts.empty is not None else output
+    if not facts.is_guarded:
+        sums = _sums_of_parts if facts.has_parts else _sums
+        return sums(weights, value, facts.allowed, facts.group if facts.is_folded else 1, xp)
+    output = _guarded_averages(weights, value, facts, backend)
+    return output if facts.empty is None else xp.where(facts.empty, 0.0, output)
+
+
+def _sums(weights: Array, value: Array, _: Any, group: Any, xp: Namespace) -> Array:
+    """The sums of values by weights, with the rows of a group one below the other."""
+    if isinstance(group, int) and group == 1:
+        return xp.matmul(weights, value)
+    return unfold_group(xp.matmul(fold_group(weights, group, xp=xp), value), group, xp=xp)
+
+
+def _sums_of_parts(weights: Array, value: Array, allowed: Array, group: Any, xp: Namespace) -> Array:
+    """The same of values that may not be finite: what is allowed shows, even if its weight underflowed or is dropped.
+
+    One product of all parts would be compiled in five times the time by XLA.
+    """
+    finite, *indicators = value_parts(value, xp)
+    shown = xp.where(allowed, xp.add(weights, LEAST_WEIGHT), 0.0)
+    pairs = (weights, finite), *((shown, each) for each in indicators)
+    return with_infinities((_sums(*pair, allowed, group, xp) for pair in pairs), xp)
 
 
 def _guarded_averages(weights: Array, value: Array, facts: Facts, backend: Backend) -> Array:
     xp, cond = backend.namespace, backend.loops.cond
-    is_folded, group = facts.is_folded, facts.group  # alone: what JAX keeps of a trace must hold no array of it
+    group = facts.group if facts.is_folded else 1  # alone: what JAX keeps of a trace must hold no array of it
 
-    def average(weights: Array, value: Array, _: Array) -> Array:
-        found = xp.matmul(weights, value)
-        return cond(
-            is_clean(found, xp),
-            lambda: found,
-            # one product of all columns would be compiled in five times the time by XLA
-            lambda: with_infinities((xp.matmul(weights, part) for part in value_parts(value, xp)), xp),
-        )
-
-    def allowed_weights(weights: Array, allowed: Array) -> Array:
-        if not is_folded:
-            return xp.where(allowed, weights, 0.0)
-        return fold_group(xp.where(allowed, unfold_group(weights, group, xp=xp), 0.0), group, xp=xp)
+    def average(weights: Array, value: Array, allowed: Array) -> Array:
+        found = _sums(weights, value, allowed, group, xp)
+        return cond(is_clean(found, xp), lambda: found, lambda: _sums_of_parts(weights, value, allowed, group, xp))
 
     def tangent(factors: Arrays, found: Array, tangents: Arrays) -> Array:
         weights, value, allowed = factors
         shown = xp.where(xp.isfinite(found), scalar_like(1.0, found, xp), math.nan)
-        of_weights = xp.multiply(xp.matmul(tangents[0], finite_or_zero(value, xp)), shown)
-        weights = cond(is_clean(found, xp), lambda: weights, lambda: allowed_weights(weights, allowed))
-        return xp.add(of_weights, xp.matmul(weights, xp.where(xp.isfinite(value), tangents[1], 0.0)))
+        of_weights = xp.multiply(_sums(tangents[0], finite_or_zero(value, xp), allowed, group, xp), shown)
+        weights = cond(is_clean(found, xp), lambda: weights, lambda: xp.where(allowed, weights, 0.0))
+        of_values = _sums(weights, xp.where(xp.isfinite(value), tangents[1], 0.0), allowed, group, xp)
+        return xp.add(of_weights, of_values)
 
     return backend.with_tangent(average, tangent, weights, value, facts.allowed)
 

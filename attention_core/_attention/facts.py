@@ -2,10 +2,10 @@
 
 Query, key and value do not decide the facts. By the guard, masked NaN and infinities reach neither result nor gradient,
 and attended ones show. A way runs, and its result is looked at. Only if that is not finite, it runs again, on a
-*sanitized* call: finite values next to indicators of +inf and -inf. A library that differentiates by itself would
-multiply what is masked by zeros afterwards. So it looks at what goes in, and sanitizes queries and keys, too, with NaN
-in the bias for those that were not finite. Where nothing can be read, a call is sanitized at once, or a program looks
-when it runs.
+*sanitized* call: finite values, and indicators of +inf and -inf. What a query may attend to decides what shows, never
+the size of a weight, which may underflow. A library that differentiates by itself would multiply what is masked by
+zeros afterwards. So it looks at what goes in, and sanitizes queries and keys, too, with NaN in the bias for those that
+were not finite. Where nothing can be read, a call is sanitized at once, or a program looks when it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .._arrays import (
     has_sharding,
     one_program,
     scalar_like,
-    shape,
     sizes,
 )
 from .._backend import Loops, can_be_read, is_exporting
@@ -46,6 +45,7 @@ class Facts(NamedTuple):
     empty: Array | None  # which queries (..., M, 1) may not attend to any key; None if there is none
     is_readable: bool  # whether values can be read now, and no accelerator is waited for, if something is masked
     is_guarded: bool = False  # whether a program looks at products, whose derivatives leave out what is not finite
+    has_parts: bool = False  # whether values are averaged as `value_parts`
     is_sanitized: bool = False  # whether rows may be NaN, and their gradients are to reach nothing that is masked
 
 
@@ -127,12 +127,6 @@ def repaired_unless_clean(results: tuple[Array, ...], repair: Callable[[], Any],
     return loops.cond(xp.logical_and(is_clean(output, xp), no_nan), lambda: results, repair)
 
 
-def sanitized(call: Call, facts: Facts) -> Call:
-    """The call with 0 for what is not finite, for which columns of values, and NaN in the bias, stand."""
-    call = call._replace(value=one_program(value_columns, call.xp)(call.value, xp=call.xp))
-    return sanitized_keys(call, facts) if call.backend.differentiates else call
-
-
 def sanitized_keys(call: Call, facts: Facts) -> Call:
     """The call with 0 for what is not finite in queries and keys, for which NaN in the bias stands."""
     xp = call.xp
@@ -151,30 +145,20 @@ def _finite_vectors(x: Array, *, xp: Namespace) -> tuple[Array, Array]:
     return xp.where(finite, x, 0.0), xp.sum(nan, axis=-1)  # a sum is one loop to XLA, and `all` is three
 
 
-def value_columns(value: Array, *, xp: Namespace) -> Array:
-    """The `value_parts` of values (..., N, E) as columns (..., N, 3 E)."""
-    return xp.concat(value_parts(value, xp), axis=-1)
-
-
 def value_parts(value: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     """Values with 0 for what is not finite, and which are +inf or NaN, and -inf or NaN."""
     return xp.where(xp.isfinite(value), value, 0.0), *nonfinite_indicators(value, xp)
 
 
-def average_of_columns(average: Array, xp: Namespace) -> Array:
-    """The average of `value_columns` as that of the values."""
-    width = shape(average, xp=xp)[-1] // 3
-    return with_infinities((average[..., start : start + width] for start in (0, width, 2 * width)), xp)
-
-
 def with_infinities(averages: Iterable[Array], xp: Namespace) -> Array:
     """The averages of `value_parts` as that of the values.
 
-    The infinities are multiplied by their weights, so that no gradient of them is finite.
+    The infinities are multiplied by their weights, so that no gradient of them is finite. None of these may be 0.
     """
     output, inf, minus_inf = averages
     added = infinities(xp.greater(inf, 0.0), xp.greater(minus_inf, 0.0), output, xp)
-    return xp.add(output, xp.multiply(added, xp.add(inf, minus_inf)))
+    shown = xp.add(output, xp.multiply(added, xp.add(inf, minus_inf)))
+    return xp.where(xp.equal(added, 0.0), output, shown)  # -0 stays
 
 
 def nonfinite_indicators(values: Array, xp: Namespace) -> tuple[Array, Array]:

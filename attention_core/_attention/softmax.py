@@ -111,10 +111,10 @@ def merge_logsumexps(logsumexp: Array, remainder: Array, /, *, xp: Namespace) ->
 def merge_pieces(output: Array, logsumexp: Array, remainder: Array, /, *, xp: Namespace) -> tuple[Array, Array, Array]:
     """Attention to all keys: outputs (P, ..., M, E) of pieces, logsumexps, and what makes these exact, merged.
 
-    A piece without a share adds nothing: where all of its scores are -inf, its output is NaN. So is that of all pieces
-    where no piece has a share, as in one call.
+    A piece whose scores are all -inf, so that its output is NaN, adds nothing. So is that of all pieces where no piece
+    has a share, as in one call. Of a share that underflows, what is not finite shows.
     """
     shares, *rows = merge_logsumexps(logsumexp, remainder, xp=xp)
-    adds_nothing = xp.logical_and(xp.equal(shares, 0.0), xp.not_equal(rows[0], -math.inf))
+    adds_nothing = xp.logical_and(xp.equal(logsumexp, -math.inf), xp.not_equal(rows[0], -math.inf))
     shares, adds_nothing = xp.expand_dims(shares, axis=-1), xp.expand_dims(adds_nothing, axis=-1)
     return (xp.sum(xp.where(adds_nothing, 0.0, xp.multiply(output, shares)), axis=0), *rows)

@@ -157,3 +157,20 @@ def test_dropout_hides_no_row_that_is_not_finite(seed, put, get):
     options = {"mask": put(np.arange(4) < 3), "dropout": ac.Dropout(0.6, seed), "implementation": "dense"}
     found = attention(*put([query, key, value], dtype="float32"), **options)
     assert np.isnan(get(found)).all()
+
+
+@pytest.mark.needs(lambda name, backend: not backend.loops.traced or name in ("array", "bias", None))
+@pairwise(name=[*MASKS, None], way=WAYS, dropout=[None, ac.Dropout(0.5, 3)])
+def test_no_weight_is_so_small_that_it_hides_what_is_not_finite(name, way, dropout, backend, put, get, rng):
+    """The sum of what a query may attend to decides; in reproducible arithmetic, which infinity shows, too."""
+    (rows, columns), options = SIZES[0], (MASKS[name](put, *SIZES[0]) if name else {}) | WAYS[way]
+    allowed = allowed_pairs(options, backend, rows, columns) if name else np.ones((B, H, rows, columns), bool)
+    value = rng.choice([0.0, math.nan, math.inf, -math.inf], (B, G, columns, D), p=[0.85, 0.05, 0.05, 0.05])
+    gaps, key = rng.uniform(-1000, 0, allowed.shape), np.broadcast_to(np.eye(columns), (B, G, columns, columns))
+    gaps[..., 0], value[:, :, 0] = 600.0, 0.0
+    wanted = np.where(allowed[..., None], np.repeat(value, H // G, axis=1)[:, :, None], 0.0).sum(axis=-2)
+    for mode in backend.modes:
+        program = backend.compile(lambda *arrays: attention(*arrays, **options, scale=1.0, dropout=dropout), mode=mode)
+        found = get(program(*put([gaps, key, value], dtype="float32")))
+        pair = (found, wanted) if way == "reproducible" else map(np.isfinite, (found, wanted))
+        np.testing.assert_array_equal(*pair)

@@ -129,6 +129,11 @@ def test_gradients_of_merging_nothing_are_exactly_zero(backend, put, get):
     np.testing.assert_allclose(second, [[0.0, 1.0, 1.0]] * 2, atol=1e-15)
 
 
+def test_a_share_that_underflows_hides_no_nan(put, get):
+    parts = [Partial(put(np.full((1, 1, 2), x)), put(np.array([[low]]))) for x, low in ((1.0, 0.0), (math.nan, -1e3))]
+    assert np.isnan(get(merge_partials(*parts).output)).all()
+
+
 def test_the_sum_of_exponentials_neither_overflows_nor_loses_an_infinity(put, get, xp):
     first = np.array([700.0, -900.0, -math.inf, -math.inf, 0.0, math.nan])
     second = np.array([710.0, -901.0, -math.inf, 3.0, 0.0, 1.0])

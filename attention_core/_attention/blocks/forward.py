@@ -31,7 +31,7 @@ from ...masks._band import ALL
 from ...masks._mask import band_of, bounds_of
 from ..call import Call, upcast_call
 from ..dense import dense
-from ..facts import MAX_KEPT, average_of_columns, facts_of, repaired_unless_clean, value_columns
+from ..facts import MAX_KEPT, facts_of, nonfinite_indicators, repaired_unless_clean, with_infinities
 from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
@@ -243,21 +243,22 @@ BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, la
 def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: Callable[[], Arrays]) -> Arrays:
     """The results of ``average(grid)``, which averages the values of a grid, for values that may not be finite.
 
-    A non-finite value that is attended to appears in the output, whatever its weight. A host runs, looks at the result,
-    and repairs it. A traced loop adds two passes where there is such a value: they average indicators, one of inf or
-    NaN, one of -inf or NaN. It holds all passes, as it is traced once. An accelerator is not asked.
+    A non-finite value that is attended to appears in the output, whatever its weight, which may underflow. So averages
+    of indicators, one of inf or NaN, one of -inf or NaN, have *even* scores: 0 wherever mask and bias allow them. A
+    host runs, looks at the result, and repairs it. A traced loop adds two passes where there is such a value. It holds
+    all passes, as it is traced once. An accelerator is not asked.
     """
     xp, loops = grid.xp, grid.loops
-    if loops.traced:
+    if loops.traced and grid.plan.may_mask:
         infinite = xp.astype(xp.logical_not(xp.isfinite(xp.sum(grid.call.value))), xp.int32)
         infinite = infinite if grid.ranks is None else grid.ranks.largest(infinite)
         num_passes = xp.add(xp.multiply(infinite, 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
-    if not can_be_read(grid.call.value):
+    if loops.traced or not can_be_read(grid.call.value):
         return repair()
     grid = grid._replace(plan=grid.plan._replace(all_finite=True))
-    if grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
+    if grid.plan.may_mask and grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
         finite = xp.isfinite(grid.call.value)
         if grid.ranks is None and bool(xp.all(finite)):  # ranks look at results, which are those of all
             return average(grid)
@@ -268,11 +269,22 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
 
 
 def _of_columns(grid: Grid, average: Any) -> Arrays:
-    """The results by one pass over finite values and both indicators, side by side."""
-    columns = value_columns(grid.call.value, xp=grid.xp)
-    grid = grid._replace(call=grid.call._replace(value=columns), width=shape(columns, xp=grid.xp)[-1])
-    averages, *rest = average(grid)
-    return average_of_columns(averages, grid.xp), *rest
+    """The results of finite values, with the infinities that queries attend to: all of them where nothing is masked.
+
+    Else an even pass, in fast arithmetic, averages the indicators side by side.
+    """
+    xp, (query, key, value, *_), ranks = grid.xp, grid.call, grid.ranks
+    columns = xp.concat(nonfinite_indicators(value, xp), axis=-1)
+    if grid.plan.may_mask:
+        # Of one channel, which takes less time.
+        even_call = grid.call._replace(query=query[..., :1], key=key[..., :1], value=columns)
+        even = grid._replace(call=even_call, width=shape(columns, xp=xp)[-1], weighed=lambda x, even: even(x))
+        attended, *_ = _grid_results(even)
+    else:
+        attended = xp.expand_dims(xp.sum(columns, axis=-2, keepdims=True), axis=2)
+    attended = attended if ranks is None else ranks.largest(attended)
+    output, *rest = average(grid._replace(call=grid.call._replace(value=xp.where(xp.isfinite(value), value, 0.0))))
+    return with_infinities((output, attended[..., : grid.width], attended[..., grid.width :]), xp), *rest
 
 
 def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
@@ -284,11 +296,16 @@ def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
         is_indicated = xp.logical_or(xp.isnan(block), xp.equal(block, xp.astype(infinity, block.dtype)))
         return xp.where(is_first, grid.finite_or_zero(block), xp.astype(is_indicated, block.dtype))
 
-    found, *rest = average(grid._replace(value_part=part_of))
-    attended = xp.greater(found, 0.0)
+    def weighed(x: Array, even: Callable[[Array], Array]) -> Array:
+        return xp.where(is_first, x, even(x))
+
+    found = average(grid._replace(value_part=part_of, weighed=weighed))
+    attended = xp.greater(found[0], 0.0)
     both = xp.logical_and(attended, xp.equal(before, xp.negative(infinity)))
-    after = xp.where(both, math.nan, xp.add(before, xp.where(attended, infinity, xp.zeros_like(found))))
-    return xp.where(is_first, found, after), *rest  # nan of one sign, where a processor gives inf - inf another
+    after = xp.where(attended, xp.add(before, infinity), before)
+    after = xp.where(both, math.nan, after)  # nan of one sign, where a processor gives inf - inf another
+    firsts = zip(found, (after, *results[1:]), strict=True)
+    return tuple([xp.where(is_first, first, later) for first, later in firsts])
 
 
 MAX_CHUNKS = 16  # each is a part of the program

@@ -53,6 +53,7 @@ class Grid(NamedTuple):
     at: Positions | None  # of all scores (B, G, R, M, N), if a rule, a function of scores or dropout asks
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
+    weighed: Callable[[Array, Callable[[Array], Array]], Array] = lambda x, even: x  # scores or weights, or even(x)
     visits: Any = None  # `Visits`, once they are known
     exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
 
@@ -119,10 +120,11 @@ class Grid(NamedTuple):
         return Positions(at.batch, at.head, query, key)
 
     def drop(self, weights: Array, at: Positions | None) -> Array:
-        """Weights of a block with some of them 0."""
+        """Weights of a block with some of them 0; all of them as they are where scores are even."""
         num_heads = self.call.whole.num_heads
         num_heads = self.dims[1] * self.dims[2] if num_heads is None else num_heads
-        return apply_dropout(weights, self.call.dropout, at, num_heads, self.xp)
+        kept = apply_dropout(weights, self.call.dropout, at, num_heads, self.xp)
+        return weights if kept is weights else self.weighed(kept, lambda _: weights)
 
     def finite_or_zero(self, x: Array) -> Array:
         """A block with 0 for what is not finite, to multiply others by."""

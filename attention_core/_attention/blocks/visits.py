@@ -196,6 +196,7 @@ def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any,
         scores = modified_scores(grid, raw, score_variables(grid.call), at)
     if bias is not None:
         scores = xp.add(scores, bias)
+    scores = grid.weighed(scores, xp.zeros_like)
     if allowed is not None and plan.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
         limit = grid.cached_by_distance("limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
         scores = grid.loops.inplace(xp.minimum, scores, limit)

@@ -88,7 +88,7 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `pack_logarithm` (B, G, R, M, 6)."""
     grid = make_grid(plan, unpack(plan, arrays, backend))
-    if plan.all_finite:
+    if plan.all_finite and (plan.may_mask or grid.call.assume_finite):
         return _forward(grid)
     return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
 
@@ -147,10 +147,8 @@ def _over_ranks(row_max: Array, norm: Array, *sums: Array, ranks: Ranks, xp: Nam
 
 
 def _span(grid: Grid) -> Any:
-    """How many sizes a value has: one for each channel, where queries are few, or for each of its `value_parts`."""
-    if are_few(grid.dims[2], grid.sizes[0]):
-        return grid.width
-    return 1 if grid.plan.all_finite or grid.loops.traced else 3
+    """How many sizes a value has: one for each channel, where queries are few, or for all."""
+    return grid.width if are_few(grid.dims[2], grid.sizes[0]) else 1
 
 
 def _widths(grid: Grid) -> list[Any]:
@@ -169,10 +167,8 @@ def _prepare(grid: Grid, ranks: Ranks | None, sample: Sample) -> _Near:
     value = _as_float64(grid, grid.value_part(sample.value))
     sizes = xp.abs(value)
     units = _units(sizes, xp) if ranks is None else xp.ones_like(sizes[..., :1, :])  # ranks share a bound
-    span, sizes = _span(grid), xp.multiply(sizes, 1 / units)
-    width = grid.width // span
-    of_parts = [largest_magnitude(sizes[..., n * width : (n + 1) * width], -1, xp) for n in range(span)]
-    columns = [value, *of_parts, *(xp.multiply(size, norm) for size in of_parts), xp.ones_like(norm), norm]
+    size = largest_magnitude(xp.multiply(sizes, 1 / units), -1, xp)
+    columns = [value, size, xp.multiply(size, norm), xp.ones_like(norm), norm]
     return _Near(*queries, key, norm, xp.concat(columns, axis=-1), xp.expand_dims(units, axis=1))
 
 
@@ -308,8 +304,6 @@ def _decide(grid: Grid, ranks: Ranks | None, units: Any, row_max: Array, norm: A
         of_scores = xp.add(of_scores, of_bias[..., -1:])
         of_values = xp.add(of_values, of_bias[..., :-1])
     relative = xp.add(of_row, of_scores)
-    if isinstance(span, int) and span > 1:
-        of_values = xp.repeat(of_values, width // span, axis=-1)
     factor = dropout_scale(grid.call.dropout)
     bound = xp.add(xp.multiply(of_values, units), xp.multiply(xp.abs(found), relative))
     bound = xp.multiply(bound, bounds.SLACK * factor)
@@ -342,8 +336,10 @@ def _decide_logarithm(grid: Grid, row_max: Array, norm: Array, weight: Array, re
 def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
     """Of some queries, the terms of their outputs, and the logarithms of their sums of weights."""
     xp = grid.xp
-    keys = cut_vectors(to_float64(sample.key, xp), xp)
-    values = grid.value_part(sample.value)
+    key, values = sample.key, grid.value_part(sample.value)
+    if not (grid.plan.may_mask or grid.loops.traced):  # such values are in doubt, and no weight of 0 is to hide them
+        key = xp.where(xp.all(xp.isfinite(values), axis=-1, keepdims=True), key, math.nan)
+    keys = cut_vectors(to_float64(key, xp), xp)
     factor = dropout_scale(grid.call.dropout)
 
     def compute(rows: Array) -> tuple[list[Terms], list[Array]]:

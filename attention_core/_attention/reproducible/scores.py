@@ -38,6 +38,7 @@ def score_block(grid: Grid, sample: Sample, product: Array, *, i: Any, j: Any, m
     if bias is not None:
         bias = to_float64(bias, xp)
         scores = xp.add(scores, bias)
+    scores = grid.weighed(scores, xp.zeros_like)
     scores = scores if allowed is None else xp.where(allowed, scores, -math.inf)
     if derivative is not None and grid.may_mask:  # that of a masked key may be nan
         derivative = xp.where(xp.equal(scores, -math.inf), 0.0, derivative)
