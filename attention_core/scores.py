@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from ._arrays import Array, Namespace, index_dtype, one_program, shape, shape_text, sizes
@@ -22,7 +20,7 @@ from ._checks import (
     number_text,
     only_array,
 )
-from ._keywords import kept, publish
+from ._keywords import publish
 
 __all__ = ["ScoreMod", "alibi", "relative_bias"]
 
@@ -229,27 +227,23 @@ def _buckets(buckets: int, bidirectional: bool, farthest: int) -> list[int]:
         raise ValueError(f"expected a table with at least {4 if bidirectional else 2} buckets; got {buckets}")
     if farthest <= exact:
         raise ValueError(f"expected max_distance > {exact}, the distances with a bucket each; got {farthest}")
-    near = _near_buckets(count, farthest)
+    steps = count - exact
+    firsts = [*range(1, exact + 1), *(_first_distance(step, steps, exact, farthest) for step in range(1, steps))]
+    near = [0] * firsts[0]
+    for bucket, (first, stop) in enumerate(zip(firsts, [*firsts[1:], farthest + 1], strict=True), start=1):
+        near += [bucket] * (stop - first)
     after = [count + bucket for bucket in near] if bidirectional else [0] * (farthest + 1)
     return [*near[:0:-1], 0, *after[1:]]
 
 
-@kept
-def _near_buckets(count: int, farthest: int) -> tuple[int, ...]:
-    """The bucket of each distance up to a farthest, out of so many in one direction."""
-    exact = count // 2
-    shares = (Fraction(step, count - exact) for step in range(1, count - exact))
-    firsts = [*range(1, exact + 1), *(_first_distance(share, exact, farthest) for share in shares)]
-    return tuple([bisect.bisect_right(firsts, distance) for distance in range(farthest + 1)])
-
-
-def _first_distance(share: Fraction, exact: int, farthest: int) -> int:
-    """The least r with log(r / e) / log(D / e) >= share: by powers of integers where floats leave it open."""
-    estimate = float(exact * (farthest / exact) ** share)
+def _first_distance(step: int, steps: int, exact: int, farthest: int) -> int:
+    """The least r with log(r / e) / log(D / e) >= step / steps: by powers of integers where floats leave it open."""
+    estimate = float(exact * (farthest / exact) ** (step / steps))
     near = math.floor(estimate + 0.5)
     if abs(estimate - near) > 1e-6:
         return math.ceil(estimate)
-    power, whole = share.as_integer_ratio()
+    divisor = math.gcd(step, steps)
+    power, whole = step // divisor, steps // divisor
     return near + int(near**whole < farthest**power * exact ** (whole - power))
 
 
