@@ -50,7 +50,8 @@ def check_rank(name: str, array: Array, least: int, layout: str) -> None:
     """Raise unless the array has at least the axes that its layout names."""
     _check_dense(name, array)
     if not hasattr(array, "shape"):
-        raise TypeError(f"expected {name} {layout}; got {type(array).__name__}")
+        wanted = "as an array" if layout == "(...)" else layout  # of any shape
+        raise TypeError(f"expected {name} {wanted}; got {type(array).__name__}")
     try:
         rank = len(array.shape)
     except ValueError as error:  # TensorFlow's

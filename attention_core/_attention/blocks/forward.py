@@ -297,7 +297,7 @@ def _one_pass(grid: Grid, average: Any, number: Any, results: Arrays) -> Arrays:
         return xp.where(is_first, grid.finite_or_zero(block), xp.astype(is_indicated, block.dtype))
 
     def weighed(x: Array, even: Callable[[Array], Array]) -> Array:
-        return xp.where(is_first, x, even(x))
+        return grid.loops.cond(is_first, lambda: x, lambda: even(x))
 
     found = average(grid._replace(value_part=part_of, weighed=weighed))
     attended = xp.greater(found[0], 0.0)
