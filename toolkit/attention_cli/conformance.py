@@ -31,7 +31,7 @@ from attention_conformance.own.runner import work
 from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order
 from attention_conformance.written import report
-from attention_conformance.written.summary import count_text, write_findings
+from attention_conformance.written.summary import summary, write_findings
 from attention_numpy.trees import devices_of_kind
 from attention_workers import carried_out
 from attention_workers.machine import available_threads, environment
@@ -78,7 +78,7 @@ def _near(options: Conformance, orders: list[Order]) -> None:
     _show(results)
     if options.json:
         write_findings(options.json, results, environment_of(described))
-    typer.echo(count_text(results))
+    typer.echo(summary(results))
     holds = {result.passed for result in results}
     raise typer.Exit(False in holds or True not in holds)
 

@@ -13,6 +13,8 @@ from pairwise import covering
 from torch_kernel_helpers import accelerator, refusal, unread
 
 import attention_core as ac
+from attention_conformance import check
+from attention_conformance.measure.finding import little
 
 attention = ac.scaled_dot_product_attention
 pytestmark = pytest.mark.filterwarnings(
@@ -27,6 +29,12 @@ SIZES = {
     "blocks": BLOCKS,
 }
 FLEX = "torch.nn.attention.flex_attention"
+
+
+def test_most_cases_of_the_catalogue_are_computed_by_a_kernel():
+    results = check(attention, backend="torch", dtypes=["float32"], implementations=["fused"])
+    assert not little(results)
+    assert [result for result in results if result.passed is False] == []
 
 
 def both(*arrays, **options):

@@ -18,7 +18,7 @@ AT: Any = np.s_
 
 def one_head(draw: Draw, query: Any, key: Any, value: Any = None, **options: Any) -> Problem:
     """A problem of one head from rows of numbers; the values are drawn where none are given."""
-    value = draw.normal(1, 1, len(key), 5) if value is None else draw.array([[value]])
+    value = draw.normal(1, 1, len(key), 8) if value is None else draw.array([[value]])
     arrays = {"query": draw.array([[query]]), "key": draw.array([[key]]), "value": value}
     bias = options.pop("bias", None)
     return Problem(arrays if bias is None else {**arrays, "bias": bias}, options=options)
@@ -29,7 +29,7 @@ def wide(array: NumpyArray) -> NumpyArray:
     return array.astype(np.float64)
 
 
-# Most cases have 3 queries, 37 keys, D = 8 and E = 5, so that what is compiled for one serves the others.
+# Most cases have 3 queries, 37 keys and D = E = 8, as kernels take them, so that what is compiled for one serves the others.
 
 
 def near_ties(draw: Draw, sign: float = 1.0) -> Problem:
@@ -39,8 +39,8 @@ def near_ties(draw: Draw, sign: float = 1.0) -> Problem:
 
 def subnormal_values(draw: Draw) -> Problem:
     """Values below the least normal number."""
-    magnitude, least = 2.0 ** -wide(draw.normal(37, 5, mean=3.0)), math.ldexp(1.0, finfo(draw.dtype).minexp)
-    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), wide(draw.normal(37, 5)) * magnitude * least)
+    magnitude, least = 2.0 ** -wide(draw.normal(37, 8, mean=3.0)), math.ldexp(1.0, finfo(draw.dtype).minexp)
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), wide(draw.normal(37, 8)) * magnitude * least)
 
 
 def one_key_dominates(draw: Draw) -> Problem:
@@ -56,15 +56,15 @@ def underflow_times_huge(draw: Draw) -> Problem:
     depth, huge = 0.5 - math.floor(least * math.log(2.0)), math.ldexp(1.0, -least - 8)
     if draw.dtype == "float16":
         depth, huge = 11.0, 6e4
-    key, value = np.zeros((37, 8)), np.zeros((37, 5))
+    key, value = np.zeros((37, 8)), np.zeros((37, 8))
     key[1:, 0] = -depth
-    value[1:] = huge * wide(draw.normal(36, 5)).clip(-1.0, 1.0)
+    value[1:] = huge * wide(draw.normal(36, 8)).clip(-1.0, 1.0)
     return one_head(draw, np.tile(np.eye(1, 8), (3, 1)), key, value, scale=1.0)
 
 
 def cancelling_values(draw: Draw) -> Problem:
     """Values of both signs whose average all but vanishes against the average of their magnitudes."""
-    value, key = (np.repeat(wide(draw.normal(19, width)), 2, axis=0)[:37] for width in (5, 8))
+    value, key = (np.repeat(wide(draw.normal(19, 8)), 2, axis=0)[:37] for _ in range(2))
     value[1::2] *= -1
     value[36] = 2.0**-20
     return one_head(draw, draw.normal(3, 8), key, value)
@@ -73,7 +73,7 @@ def cancelling_values(draw: Draw) -> Problem:
 def largest_values(draw: Draw) -> Problem:
     """Values of which as many as there are keys, added up, are just below the largest number."""
     largest = {"float16": 6e4, "float64": 1.7e308 / 37}.get(draw.dtype, 3.3e38 / 37)
-    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), largest * draw.signs(37, 5))
+    return one_head(draw, draw.normal(3, 8), draw.normal(37, 8), largest * draw.signs(37, 8))
 
 
 def product_overflows(draw: Draw) -> Problem:
@@ -107,8 +107,8 @@ HARD = (
     _case("07-one-key-dominates", one_key_dominates, exact_scores),
     _case("08-underflow-times-huge", underflow_times_huge, exact_scores),
     _case("09-long-row",
-          lambda d: one_head(d, np.full((1, 1), 5.0), np.full((65536, 1), 2.0), d.normal(65536, 2, mean=0.5)), long),
-    _case("10-long-row-spread", lambda d: one_head(d, d.normal(1, 4), d.normal(4999, 4), d.normal(4999, 2))),
+          lambda d: one_head(d, np.full((1, 1), 5.0), np.full((65536, 1), 2.0), d.normal(65536, 1, mean=0.5)), long),
+    _case("10-long-row-spread", lambda d: one_head(d, d.normal(1, 4), d.normal(4999, 4), d.normal(4999, 4))),
     _case("11-cancelling-values", cancelling_values),
     _case("12-product-overflows", product_overflows, exact_scores, dtypes=("bfloat16", "float32", "float64")),
     _case("13-bias-minus-1e4", large_bias, exact_scores),

@@ -29,9 +29,8 @@ CALLS = 8
 
 
 def drawn(question: Question) -> Problem:
-    """The problem of a case, with heads as wide as kernels take them."""
-    widths = () if question.subject.native else (("width", 16), ("value_width", 16))
-    problem = _problem(question.case, question.dtype, question.seed, widths)
+    """The problem of a case, as an implementation can be asked."""
+    problem = _problem(question.case, question.dtype, question.seed, question.widths)
     arrays = {name: each.copy() for name, each in problem.arrays.items()}  # as a subject may write into them
     return of_implementation(problem.changed(arrays=arrays), question.implementation)
 

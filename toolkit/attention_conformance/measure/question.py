@@ -62,6 +62,12 @@ class Question:
         return self.subject.device or self.backend.devices()[0]
 
     @property
+    def widths(self) -> tuple[tuple[str, int], ...]:
+        """Widths of heads in place of those of the catalogue, where a kernel is asked: many take one width for all."""
+        is_kernel = not self.subject.native or self.implementation == "fused"
+        return (("width", 16), ("value_width", 16)) if is_kernel else ()
+
+    @property
     def narrow_is_habit(self) -> bool:
         """Whether scores of 16 bits are a habit of a plain formula, whose other faults float32 shows."""
         return self.profile != "exact" and "float32" in (self.subject.dtypes or ())
@@ -96,7 +102,7 @@ class Truth:
 def truth_of(question: Question, problem: Problem) -> Truth:
     """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
     if question.library is not None:  # the core is asked the same in many ways
-        return _of_case(question.case, question.dtype)
+        return _of_case(question.case, question.dtype, question.widths)
     if question.case.closed is not None:
         output = question.case.closed(problem)
         return Truth({"output": as_exact(output, abs(output))}, 0.0)
@@ -112,8 +118,8 @@ def truth_of(question: Question, problem: Problem) -> Truth:
 
 
 @functools.cache
-def _of_case(case: Case, dtype: str) -> Truth:
-    return _exact(case.problem(dtype))
+def _of_case(case: Case, dtype: str, widths: tuple[tuple[str, int], ...]) -> Truth:
+    return _exact(case.problem(dtype, **dict(widths)))
 
 
 def _exact(problem: Problem) -> Truth:

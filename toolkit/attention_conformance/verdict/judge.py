@@ -22,7 +22,7 @@ from attention_conformance.launch.libraries import holds
 from attention_conformance.launch.subject import NotOffered
 from attention_conformance.launch.watch import TOUCHED, Touched
 from attention_conformance.measure.bounds import Bounds
-from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
+from attention_conformance.measure.finding import CONVENTION, NAMED, Finding
 from attention_conformance.measure.implementations import in_way, refusal
 from attention_conformance.measure.kinds import kinds_of
 from attention_conformance.measure.measures import MEASURES, drawn, plain, result_of
@@ -74,7 +74,7 @@ def _judged(question: Question) -> Finding:
     is_called_again = is_one_call and question.library is None
     ask = functools.partial(result_of, question) if is_called_again else None
     found = compared(question, problem, answered, ask)
-    if question.library is None or found.verdict not in WRONG or not math.isfinite(found.error):
+    if question.library is None or found.verdict not in NAMED or not math.isfinite(found.error):
         return found
     excused = met(found, known(), Origin(question.device, question.library.name))
     return replace(excused, detail=f"exempt: {excused.reason}; {found.detail}") if excused.reason else found
