@@ -323,10 +323,10 @@ class Explanation(NamedTuple):
         lines = [f"{self.chosen}: {self.reason}"]
         for name, kernel, refusal, slower in self.candidates:
             label = name if kernel is None else f"{name} ({kernel})"
-            if refusal is not None:
-                lines.append(f"  {label}: refused: {refusal}")
-            elif slower is not None:
-                lines.append(f"  {label}: not taken: {slower}")
+            if refusal is None and slower is None:  # it is taken
+                lines[0] = f"{label}: {self.reason}"
+            else:
+                lines.append(f"  {label}: {f'not taken: {slower}' if refusal is None else f'refused: {refusal}'}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -366,4 +366,4 @@ def _slower(way: Way, verdict: Verdict, taken: Way, call: Call) -> str | None:
         return None
     if verdict == OPEN and not is_taken(way, verdict, call):
         return "returns no logsumexp here, which sinks need"
-    return verdict.slower or f"{taken.kind} comes first"
+    return verdict.slower or f"{getattr(taken, 'name', taken.kind)} comes first"

@@ -151,7 +151,7 @@ class Mask(ABC):
 
         Blocks without an allowed pair are skipped, and the mask is not applied where all pairs are allowed. Kernels
         take what they have flags for. A rule derived from another one, with `allowed` of its own, does not inherit
-        them.
+        them. They are not checked: a pair outside may count as masked, even if `allowed` has it.
         """
         return UNKNOWN
 

@@ -101,7 +101,7 @@ def said(mistake, names):
     try:
         eval(mistake, dict(names))
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".replace(", ".join(ac.backend.announced_backends()), "BACKENDS")
     return "no error"
 
 
