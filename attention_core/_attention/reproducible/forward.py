@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arithmetic.elementary import exp2, split_log2
+from ..._arithmetic.elementary import exp2, log2
 from ..._arithmetic.exact import (
     LN_2,
     LOG2_E,
@@ -359,8 +359,7 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
         dims = num_groups, group_size * num_rows
         units = uncontracted(xp.multiply(uncontracted(xp.divide(1.0, total), xp), factor), xp)
         terms = Terms(xp.reshape(kept, (*dims, num_keys)), values, xp.reshape(units, (*dims, 1)))
-        _, exponent, fraction = split_log2(total, xp)
-        logarithm = bounds.round_logarithm(xp.add(exponent, fraction), xp)
+        logarithm = bounds.round_logarithm(log2(total, xp), xp)
         return [terms], [xp.concat([anchor, logarithm], axis=-1)]
 
     return compute
