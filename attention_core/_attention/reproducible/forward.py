@@ -74,13 +74,7 @@ def reproducible_attention(
 def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and its arrays."""
     xp, call = call.xp, upcast_call(call)
-    width = shape(call.query, xp=xp)[-1]
-    if isinstance(width, int) and width == 0:  # all scores are 0, as with one channel of zeros
-        query, key = (
-            xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **on_device_of(x)) for x in (call.query, call.key)
-        )
-        call, width = call._replace(query=query, key=key), 1
-    scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
+    scale = 1 / math.sqrt(max(1, shape(call.query, xp=xp)[-1])) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
     return make_plan(call, score_scale=scale)
 
