@@ -262,8 +262,8 @@ def _sums_of_channels(
     found, sizes = matmul_per_group(kept, value, xp), grid.loops.inplace(xp.abs, value)
     per_norm = xp.divide(_per_norm(grid, query_norm), bounds.sum_error(grid, 1))
     larger = xp.add(kept, xp.multiply(xp.multiply(kept, norm), per_norm))
-    totals = (xp.sum(x, axis=-1, keepdims=True) for x in (weights, xp.multiply(weights, norm)))
-    return xp.concat([found, matmul_per_group(larger, sizes, xp), *totals], axis=-1), sizes
+    total, by_norm = xp.sum(weights, axis=-1, keepdims=True), xp.sum(xp.multiply(weights, norm), axis=-1, keepdims=True)
+    return xp.concat([found, matmul_per_group(larger, sizes, xp), total, by_norm], axis=-1), sizes
 
 
 def _per_norm(grid: Grid, query_norm: Array) -> Array:
