@@ -19,7 +19,7 @@ from ..blocks.grid import pad
 from ..blocks.visits import score_variables
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from ..kernels import OPEN, Verdict, Way
-from ..parts import Run, cut, looks_up_heads, taken
+from ..parts import Run, cut, taken
 from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
 from ..ways import Candidate, Explanation, logsumexp_way, run_call, with_sinks
@@ -63,8 +63,6 @@ class Heads(Way):
             return Verdict(
                 f"{num_heads} heads and {num_kv_heads} key/value heads are not shared out evenly by {size} ranks"
             )
-        if looks_up_heads(call.mask):
-            return Verdict("a rule that is not of attention_core may look up an array by heads of the whole")
         if num_kv_heads % size == 0:
             return OPEN
         if call.arithmetic == "reproducible":
