@@ -12,7 +12,6 @@ A. Appleby, MurmurHash3 (``fmix32``), 2011.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable
@@ -262,10 +261,14 @@ def _product(word: Array, factor: int, xp: Namespace) -> Array:
 def fold_in(seed: Any, number: int, /, *, xp: Namespace) -> Any:
     """Derive a new seed from a seed and a number: an integer, or two words."""
     seed = plain_integer(seed)
+    if not isinstance(seed, int) and _is_step(seed):
+        return backend_for(seed, xp).custom_gradient(FOLDED, _Number(number), (seed,))[0]
+    low, high = (hash_words(*seed_words(seed, xp=xp), _FOLDED, number, word, xp=xp) for word in (0, 1))
     if isinstance(seed, int):
-        low, high = (hash_words(*seed_words(seed, xp=xp), _FOLDED, number, word, xp=xp) for word in (0, 1))
         return low | high << 32
-    return _hashed(_Between((_FOLDED, number)), seed, positions(2, seed, xp=xp), xp=xp)
+    if isinstance(low, int):
+        return xp.asarray([_signed(low), _signed(high)], dtype=xp.int32, **on_device_of(seed))
+    return xp.concat([low, high], axis=0)
 
 
 def _is_step(array: Array) -> bool:
@@ -277,32 +280,21 @@ def _is_step(array: Array) -> bool:
     return is_compiling(array) and is_on_host(array) and not is_exporting(array)
 
 
-class _Between(NamedTuple):
-    """The plan of a hash: constant words between those of the seed and those in arrays."""
+class _Number(NamedTuple):
+    """The plan of a fold: what is folded in."""
 
-    words: tuple[int, ...]
-
-
-def _hashed(between: _Between, seed: Any, *words: Array, xp: Namespace) -> Array:
-    """The hash of a seed, of constants, and of words in arrays. In a step, an array of a seed serves all seeds."""
-    if not _is_step(words[0]):
-        return hash_words(*seed_words(seed, xp=xp), *between.words, *words, xp=xp)
-    if isinstance(plain_integer(seed), int):
-        seed = xp.concat([xp.full((1,), word, dtype=xp.int32) for word in seed_words(seed, xp=xp)])
-    return backend_for(words[0], xp).custom_gradient(HASHED, between, (seed, *words))[0]
+    number: int
 
 
-def _hashed_forward(between: _Between, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return (_hashed(between, *arrays, xp=backend.namespace),)
+def _folded(plan: _Number, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return (fold_in(arrays[0], plan.number, xp=backend.namespace),)
 
 
-def _hashed_abstract(_: Any, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
-    return (functools.reduce(backend.namespace.add, arrays[1:]),)
+def _folded_abstract(plan: _Number, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return (backend.namespace.zeros((2,), dtype=backend.namespace.int32),)
 
 
-HASHED = register(
-    "random.hashed", Operation(_hashed_forward, lambda _, arrays, *__: (None,) * len(arrays), _hashed_abstract)
-)
+FOLDED = register("random.folded", Operation(_folded, lambda *_: (None,), _folded_abstract))
 
 
 def check_elements(dims: Any) -> tuple[int, ...]:
@@ -367,11 +359,37 @@ def kept_at(dropout: Dropout, sample: Array, row: Array, column: Array, /, *, xp
         The position: leading axes counted as one, in row-major order, and the last two axes.
     xp : array namespace
     """
-    rows = _hashed(_Between((_LEADING,)), dropout.seed, sample, row, xp=xp)
-    columns = _joined(column, 6 * _GOLDEN, xp)  # the sixth word, before it joins the others
+    rows, columns = _hashed_in_a_step(dropout.seed, sample, row, column, xp=xp)
     least = round(dropout.rate * 2**_RESOLUTION)
     flipped = _signed(2**31 | least >> 8 & 0xFF00)
     return one_program(_are_kept, xp)(rows, columns, flipped, least - 2 ** (_RESOLUTION - 1), xp=xp)
+
+
+def _hashed_in_a_step(seed: Any, *at: Array, xp: Namespace) -> tuple[Array, ...]:
+    """What `_hashed` gives. Integers are arrays of a step, so that one program serves all seeds."""
+    if not _is_step(at[0]):
+        return _hashed(seed, *at, xp=xp)
+    if isinstance(plain_integer(seed), int):
+        seed = xp.concat([xp.full((1,), word, dtype=xp.int32) for word in seed_words(seed, xp=xp)])
+    return backend_for(at[0], xp).custom_gradient(HASHED, (), (seed, *at))
+
+
+def _hashed(seed: Any, sample: Array, row: Array, column: Array, *, xp: Namespace) -> tuple[Array, Array]:
+    """The hash of all words but the last, and what the last is before it joins."""
+    rows = hash_words(*seed_words(seed, xp=xp), _LEADING, sample, row, xp=xp)
+    return rows, _joined(column, 6 * _GOLDEN, xp)  # the sixth word
+
+
+def _hashed_abstract(_: Any, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    _, sample, row, column = arrays
+    return backend.namespace.add(sample, row), backend.namespace.zeros_like(column)
+
+
+def _hashed_forward(_: Any, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
+    return _hashed(*arrays, xp=backend.namespace)
+
+
+HASHED = register("random.hashed", Operation(_hashed_forward, lambda *_: (None,) * 4, _hashed_abstract))
 
 
 def _are_kept(rows: Array, columns: Array, flipped: int, least: int, *, xp: Namespace) -> Array:
