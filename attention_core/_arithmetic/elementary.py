@@ -57,13 +57,7 @@ _LOG2 = tuple(2 / LN_2 / (2 * n + 1) for n in range(11))
 
 
 def log2(x: Array, xp: Namespace) -> Array:
-    r"""Logarithms to base 2 of positive numbers, off by less than :math:`2^{-45}`."""
-    _, exponent, fraction = split_log2(x, xp)
-    return xp.add(exponent, fraction)
-
-
-def split_log2(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
-    r"""The power of two above positive numbers, its logarithm, and what that of the numbers is less.
+    r"""Logarithms to base 2 of positive numbers, off by less than :math:`2^{-45}`.
 
     .. math:: \log_2 x = e + \log_2 c + \tfrac{2}{\ln 2} \operatorname{artanh} \tfrac{m - c}{m + c}, \qquad x = m 2^e
     """
@@ -74,7 +68,7 @@ def split_log2(x: Array, xp: Namespace) -> tuple[Array, Array, Array]:
     ratio = xp.divide(xp.subtract(mantissa, _LOG2_CENTRE), xp.add(mantissa, _LOG2_CENTRE))
     series = horner(uncontracted(xp.multiply(ratio, ratio), xp), _LOG2, xp)
     fraction = uncontracted(xp.multiply(ratio, series), xp)
-    return power, exponent, xp.add(fraction, _LOG2_OF_CENTRE)
+    return xp.add(exponent, xp.add(fraction, _LOG2_OF_CENTRE))
 
 
 _TANH = (1.0, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875)

@@ -124,15 +124,13 @@ def ceil_log2(count: int) -> int:
     return max(count - 1, 0).bit_length()
 
 
-def slice_bits(terms: int, other: int | None = None) -> int:
+def slice_bits(terms: int) -> int:
     r"""How many bits b a slice may have for an exact sum of so many products of slices.
 
     The first slices are at most :math:`\tfrac34 2^b` in magnitude, and later ones :math:`\tfrac12 2^b`; so
-    :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`. If the
-    slices of the other factor have ``other`` bits, b is the number of bits that remain.
+    :math:`K (\tfrac34 2^b)^2 \le 2^{53}` holds where :math:`2 b + \lceil \log_2 K \rceil \le 53`.
     """
-    room = PRECISION - ceil_log2(terms)
-    return room // 2 if other is None else room - other
+    return (PRECISION - ceil_log2(terms)) // 2
 
 
 def slices(x: Array, power: Array, *, bits: int, count: int, may_end: bool = False, xp: Namespace) -> list[Array]:

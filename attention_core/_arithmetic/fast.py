@@ -12,7 +12,6 @@ from ..parameters import PreparedWeight
 from ..random import drop as drop  # one of the operations of an arithmetic
 from .angles import Rotation, join_pairs, split_pairs, tables
 from .elementary import erfc
-from .products import restored
 
 # Elements above the bound are multiplied by a power of two before they are squared, so no square overflows.
 _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
@@ -20,11 +19,12 @@ _BOUNDS = {"float32": (2.0**60, 2.0**-96), "float64": (2.0**500, 2.0**-768)}
 
 def affine(x: Array, weight: Array | PreparedWeight, bias: Array | None, /, *, xp: Namespace) -> Array:
     r"""Affine map of the channels, :math:`x W + b`: (..., in) -> (..., out)."""
-    matrix = restored(weight, xp=xp) if isinstance(weight, PreparedWeight) else weight
+    if isinstance(weight, PreparedWeight):
+        raise TypeError("expected arithmetic='reproducible' with prepared weights; got 'fast'")
     if bias is None:
-        return xp.matmul(x, matrix)
+        return xp.matmul(x, weight)
     fused = backend_for(x, xp).affine
-    return xp.add(xp.matmul(x, matrix), bias) if fused is None else fused(x, matrix, bias)
+    return xp.add(xp.matmul(x, weight), bias) if fused is None else fused(x, weight, bias)
 
 
 def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: Namespace) -> Array:

@@ -198,23 +198,3 @@ def _abstract(xp: Namespace, plan: Constants, x: Array, high: Array, *_: Array) 
 PREPARED_AFFINE = rounded_once(
     "reproducible.prepared_affine", _affine, _no_gradient, abstract=_abstract, raw_forward=True
 )
-
-
-def restored(weight: PreparedWeight, /, *, xp: Namespace) -> Array:
-    """The weight in float32, whose elements are off by at most 2**-40 of the largest of their column."""
-    return run(RESTORE, Constants(), *weight[:3], xp=xp)[0]
-
-
-def _restored(xp: Namespace, plan: Constants, high: Array, low: Array, power: Array) -> Array:
-    bits = slice_bits(min(shape(high, xp=xp)[0], LONGEST))
-    short = xp.multiply(xp.add(high, xp.multiply(low, 2.0**-bits)), 2.0**-bits)
-    return round_to_float32(xp.multiply(short, power), xp)
-
-
-RESTORE = rounded_once(
-    "reproducible.restored",
-    _restored,
-    _no_gradient,
-    abstract=lambda xp, plan, high, *_: xp.astype(high, xp.float32),
-    raw_forward=True,
-)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array, Namespace, positions, sizes, take_rows
 from .._backend import is_concrete, is_exporting
-from .._trees import classes, leaves
-from ..masks import Mask, Positions, flatten, unflatten
+from .._trees import leaves
+from ..masks import Mask, flatten, unflatten
 from ..masks._band import LIMIT, UNKNOWN, Band
 from ..masks._mask import as_mask, bounds_of
-from ..masks._rules import is_of_users, rule_of
+from ..masks._rules import rule_of
 from .call import Call, group_size, is_listed
 
 FEW_QUERIES = 16
@@ -108,7 +107,7 @@ def cut(
     sinks, starts, whole = call.sinks, call.starts, call.whole
     if sample is heads is rows is columns is None:
         return call
-    mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), call, sample, heads)
+    mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), sample, heads, xp)
     if heads is not None:
         group = group_size(query, key, xp)
         if isinstance(heads, Run) and isinstance(heads.first, int) and (heads.first % group or heads.size % group):
@@ -178,37 +177,12 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     return unflatten(treedef, arrays)
 
 
-def looks_up_heads(rule: Any) -> bool:
-    """Whether a rule of users may look up an array by the heads of the whole, which blocks of some heads cannot do."""
-    treedef = flatten(rule, [])
-    return any(leaf.axes == 3 for leaf in leaves(treedef)) and any(map(is_of_users, classes(treedef)))
-
-
-def _rule_of_part(rule: Mask, call: Call, sample: tuple[int, ...] | None, heads: Any) -> Any:
-    xp = call.xp
-    if heads is not None and looks_up_heads(rule):
-        rule, heads = OfHeads(rule, _indices(heads, call.query, xp), call.query.shape[-3]), None
-
+def _rule_of_part(rule: Mask, sample: tuple[int, ...] | None, heads: Any, xp: Namespace) -> Any:
     def part(array: Array, axes: int) -> Array:
         array = array if sample is None else _of_sample(array, axes, sample)
         return taken(array, heads, -3, xp, may_broadcast=True) if axes == 3 else array
 
     return with_arrays(rule, part)
-
-
-@dataclass(frozen=True, eq=False)
-class OfHeads(Mask):
-    """A rule of users for some heads, as it may look up arrays of all of them by their positions: in the dense form."""
-
-    mask: Mask
-    heads: Array
-    num_heads: int
-    axes: ClassVar[dict[str, int]] = {"heads": 1}
-
-    def allowed(self, at: Positions, /, *, xp: Namespace) -> Array:
-        every = xp.reshape(positions(self.num_heads, at.key, xp=xp), (-1, 1, 1))
-        allowed = self.mask.allowed(at._replace(head=every), xp=xp)
-        return taken(allowed, xp.reshape(self.heads, (-1,)), -3, xp, may_broadcast=True)
 
 
 class KeyCut(NamedTuple):

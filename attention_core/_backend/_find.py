@@ -250,7 +250,7 @@ def can_be_read(*arrays: Array) -> bool:
 
 def runs_at_once(array: Array, /) -> bool:
     """Whether a library computes on the host at once, so that a glance at values, or a small block, costs little."""
-    return is_of_numpy(array) or (can_be_read(array) and not _backends[type(array)].loops.traced)
+    return _is_of_numpy(type(array)) or (can_be_read(array) and not _backends[type(array)].loops.traced)
 
 
 def numbers_of(array: Array, /) -> list[Any]:

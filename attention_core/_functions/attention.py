@@ -172,7 +172,7 @@ def checked_attention(query: Array, key: Array, value: Array, options: dict[str,
     output = None if CONTEXTS.recorders else output_of(known, call)
     if output is not None:
         return Attention(output)
-    weights, logsumexp = (bool(options.get(name)) for name in FLAGS[1:])
+    weights, logsumexp = bool(options.get("return_weights")), bool(options.get("return_logsumexp"))
     return rounded_attention(call, options["implementation"], weights=weights, logsumexp=logsumexp)
 
 

@@ -100,7 +100,8 @@ class Mask(ABC):
 
     Derive your own rule as a frozen dataclass (``eq=False``). It needs `allowed` alone, and `bounds` for speed. Its
     fields are numbers, arrays and other rules. `axes` gives, for each field that is an array, its number of axes after
-    the leading ones: 0 by default, and 1 for an array of shape (..., N).
+    the leading ones: 0 by default, and 1 for an array of shape (..., N). An array of shape (..., H, M, N) is a mask of
+    its own, to be combined with the rule by ``&`` or ``|``.
 
     Examples
     --------
@@ -129,7 +130,11 @@ class Mask(ABC):
         for name in ("bounds", "blocks"):  # what they say is of the rule that this class, or a mixin, replaces
             if _depth(cls, "allowed") < _depth(cls, name):
                 setattr(cls, name, getattr(Mask, name))
-        if "allowed" in vars(cls) and not cls.__module__.startswith(OURS):
+        if cls.__module__.startswith(OURS):
+            return
+        if 3 in cls.axes.values():
+            raise TypeError(f"expected axes of 0 or 1 in {cls.__name__}, and & with an array of heads; got 3")
+        if "allowed" in vars(cls):
             cls.allowed = checked(cls.allowed, f"the result of {cls.__name__}.allowed")  # type: ignore[method-assign]
 
     @abstractmethod

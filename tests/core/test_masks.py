@@ -280,6 +280,11 @@ LOOKING = {
 }
 
 
+def test_a_rule_of_users_has_no_array_of_heads():
+    with pytest.raises(TypeError, match=r"expected axes of 0 or 1 in OfTable, and & with an array of heads; got 3"):
+        type("OfTable", (Even,), {"axes": {"table": 3}})
+
+
 @dataclass(frozen=True, eq=False)
 class ByHead(ac.masks.Mask):
     """A rule of a user that looks at heads."""

@@ -1,17 +1,12 @@
 """A part of a call is a call: some samples, heads, queries and keys have the scores and outputs that they have there."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
 import numpy as np
 import pytest
 from call_table import NAMES, Sizes, options_of
 
-from attention_core._arrays import take_rows
 from attention_core._attention.parts import Run, cut
 from attention_core._attention.ways import all_scores, run_call
 from attention_core._functions.attention import make_call
-from attention_core.masks import Mask
 
 SIZES = Sizes((3,), 4, 2, 11, 13)
 PARTS = {
@@ -27,18 +22,6 @@ PARTS = {
     "heads and rows": {"heads": Run(2, 2), "rows": [9, 1, 4, 3]},
 }
 pytestmark = pytest.mark.needs(lambda backend: not backend.loops.traced)
-
-
-@dataclass(frozen=True, eq=False)
-class Lookup(Mask):
-    """A rule that looks up an array of heads by position, as none of the core does."""
-
-    flags: Any
-    axes: ClassVar[dict[str, int]] = {"flags": 3}
-
-    def allowed(self, at, /, *, xp):
-        of_heads = take_rows(self.flags, xp.reshape(at.head, (-1,)), axis=0, xp=xp)
-        return take_rows(of_heads, at.key, axis=2, xp=xp)
 
 
 def indices(places, count):
@@ -60,16 +43,10 @@ def taken(x, part, of_columns=True):
     return x[..., columns] if of_columns else x
 
 
-def options(name, put):
-    if name == "lookup":
-        return {"mask": Lookup(put(np.random.default_rng(3).random((4, 1, 13)) < 0.7))}
-    return options_of(name, SIZES, put)
-
-
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("name", [*NAMES, "lookup"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_part_has_the_scores_of_the_whole(name, part, put, get, rng):
-    call = make_call(*map(put, SIZES.arrays(rng)), **options(name, put))
+    call = make_call(*map(put, SIZES.arrays(rng)), **options_of(name, SIZES, put))
     expected = taken(np.broadcast_to(get(all_scores(call)), (3, 4, 11, 13)), PARTS[part])
     found = get(all_scores(cut(call, **placed(PARTS[part], put))))
     np.testing.assert_allclose(np.broadcast_to(found, expected.shape), expected, rtol=0, atol=1e-13)
@@ -85,15 +62,13 @@ def test_a_part_has_the_scores_of_the_whole(name, part, put, get, rng):
         "sinks",
         "function",
         "of a user",
-        "lookup",
         "alibi",
         "array and rule",
     ],
 )
-@pytest.mark.needs(lambda way, name: way == "dense" or name != "lookup")  # whose arrays blocks give the axes of groups
 @pytest.mark.parametrize("way", ["dense", "blockwise"])
 def test_a_part_has_the_outputs_of_the_whole(way, name, part, put, get, rng):
-    call = make_call(*map(put, SIZES.arrays(rng)), **options(name, put))
+    call = make_call(*map(put, SIZES.arrays(rng)), **options_of(name, SIZES, put))
     expected = taken(get(run_call(call, "dense").output), PARTS[part], of_columns=False)
     found = call
     for axis, places in placed(PARTS[part], put).items():  # one after the other

@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -250,18 +249,6 @@ def test_heads_are_taken_where_ranks_divide_them(put, ranks):
 
 
 @dataclass(frozen=True, eq=False)
-class OfTable(ac.Mask):
-    """A rule of users that looks up an array by head."""
-
-    table: Any
-    axes: ClassVar[dict[str, int]] = {"table": 3}
-
-    def allowed(self, at, /, *, xp):
-        taken = xp.take(self.table, xp.reshape(at.head, (-1,)), axis=0)
-        return xp.logical_and(taken, xp.less_equal(at.key, at.query))
-
-
-@dataclass(frozen=True, eq=False)
 class Causalish(ac.Mask):
     """A rule of users without arrays."""
 
@@ -300,19 +287,10 @@ def test_a_rule_of_users_classifies_no_block_of_positions_that_are_no_neighbours
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
-def test_a_rule_of_users_with_an_array_is_computed_for_all_heads(put, get, ranks, implementation):
-    """The rule might look up the array by heads, which are those of the whole."""
+@pytest.mark.parametrize("strategy", ["auto", "gather", "heads"])
+def test_a_rule_of_users_has_the_heads_of_the_whole_next_to_an_array(put, get, ranks, strategy, implementation):
     mask = Causalish() & put(np.random.default_rng(0).random((4, 1, 16)) < 0.8)
-    with pytest.raises(ValueError, match="heads of the whole"):
-        attended(put, get, ranks, mask, (2, "contiguous", "heads", 16, (4, 4)))
     parts, expected = attended(
-        put, get, ranks, mask, (2, "contiguous", "auto", 16, (4, 4)), implementation=implementation
+        put, get, ranks, mask, (2, "contiguous", strategy, 16, (4, 4)), implementation=implementation
     )
-    np.testing.assert_allclose(np.concatenate(parts, axis=-2), expected, rtol=1e-11)
-
-
-@pytest.mark.parametrize("strategy", ["auto", "gather"])
-def test_a_rule_of_users_looks_up_an_array_by_the_heads_of_the_whole(put, get, ranks, strategy):
-    mask = OfTable(put(np.random.default_rng(0).random((4, 1, 1)) < 0.5))
-    parts, expected = attended(put, get, ranks, mask, (4, "contiguous", strategy, 16, (4, 4)))
     np.testing.assert_allclose(np.concatenate(parts, axis=-2), expected, rtol=1e-11)

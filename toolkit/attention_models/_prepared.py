@@ -38,8 +38,8 @@ def prepare_weights(parameters: Any, /, *, xp: Namespace | None = None) -> Any:
 
     Notes
     -----
-    A prepared weight takes 4 times the memory of one in float32: two slices of float64 for each element. In fast
-    arithmetic a prepared weight is put together at each call, which is slow.
+    A prepared weight takes 4 times the memory of one in float32: two slices of float64 for each element. It is
+    refused in fast arithmetic.
 
     Examples
     --------

@@ -84,7 +84,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     grid = make_grid(plan._replace(block_sizes=_square_blocks(plan, unpadded, xp)), unpadded)
     finite = (grid.finite_or_zero(x) for x in grid.call[1:3])
     grid = grid._replace(call=grid.call._replace(**dict(zip(("key", "value"), finite, strict=True))))
-    rows = _row_terms(grid, unpadded, results, cotangents)
+    rows = _row_terms(grid, results, cotangents)
     ranks = ranks_of(backend, plan.group)
     found = _filtered(grid, rows, ranks)
     (d_query,) = settle(grid, 0, found[:1], functools.partial(_reference, grid, rows, 0))
@@ -104,7 +104,7 @@ def _square_blocks(plan: Plan, call: Call, xp: Namespace) -> tuple[int, int]:
     return max(32, size // group_size if isinstance(group_size, int) else size), size
 
 
-def _row_terms(grid: Grid, unpadded: Call, results: Arrays, cotangents: Arrays) -> RowTerms:
+def _row_terms(grid: Grid, results: Arrays, cotangents: Arrays) -> RowTerms:
     xp = grid.xp
     d_output, output, d_logsumexp, reference = (
         pad_rows(grid, to_float64(x, xp))

@@ -7,6 +7,7 @@ assumed to be off by at most `FUNCTION_ERROR`, relative to the result, and the e
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ UNDERFLOW = 2.0**-60  # what sums of products of sizes lose below the least floa
 LOGARITHM_STEP = 2.0**-34  # what the logarithm of a sum of weights is rounded to
 
 
+@functools.cache
 def score_error(width: int) -> float:
     """The error of a product of two vectors of this width, and of its exact counterpart, by both norms.
 
@@ -72,7 +74,7 @@ def limited(x: Array, error: Array, xp: Namespace) -> Array:
 
 def decided(found: Array, bound: Array, rounded: Callable[[Array, Namespace], Array], xp: Namespace) -> Array:
     """What a number is rounded to, a monotone function of it; nan where the bound leaves that in doubt."""
-    low, high = (rounded(end, xp) for end in (xp.subtract(found, bound), xp.add(found, bound)))
+    low, high = rounded(xp.subtract(found, bound), xp), rounded(xp.add(found, bound), xp)
     return xp.where(xp.equal(low, high), low, math.nan)
 
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arithmetic.elementary import exp2, split_log2
+from ..._arithmetic.elementary import exp2, log2
 from ..._arithmetic.exact import (
     LN_2,
     LOG2_E,
@@ -74,13 +74,7 @@ def reproducible_attention(
 def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and its arrays."""
     xp, call = call.xp, upcast_call(call)
-    width = shape(call.query, xp=xp)[-1]
-    if isinstance(width, int) and width == 0:  # all scores are 0, as with one channel of zeros
-        query, key = (
-            xp.zeros((*shape(x, xp=xp)[:-1], 1), dtype=x.dtype, **on_device_of(x)) for x in (call.query, call.key)
-        )
-        call, width = call._replace(query=query, key=key), 1
-    scale = 1 / math.sqrt(width) if call.scale is None else float(call.scale)
+    scale = 1 / math.sqrt(max(1, shape(call.query, xp=xp)[-1])) if call.scale is None else float(call.scale)
     call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
     return make_plan(call, score_scale=scale)
 
@@ -268,8 +262,8 @@ def _sums_of_channels(
     found, sizes = matmul_per_group(kept, value, xp), grid.loops.inplace(xp.abs, value)
     per_norm = xp.divide(_per_norm(grid, query_norm), bounds.sum_error(grid, 1))
     larger = xp.add(kept, xp.multiply(xp.multiply(kept, norm), per_norm))
-    totals = (xp.sum(x, axis=-1, keepdims=True) for x in (weights, xp.multiply(weights, norm)))
-    return xp.concat([found, matmul_per_group(larger, sizes, xp), *totals], axis=-1), sizes
+    total, by_norm = xp.sum(weights, axis=-1, keepdims=True), xp.sum(xp.multiply(weights, norm), axis=-1, keepdims=True)
+    return xp.concat([found, matmul_per_group(larger, sizes, xp), total, by_norm], axis=-1), sizes
 
 
 def _per_norm(grid: Grid, query_norm: Array) -> Array:
@@ -359,8 +353,7 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
         dims = num_groups, group_size * num_rows
         units = uncontracted(xp.multiply(uncontracted(xp.divide(1.0, total), xp), factor), xp)
         terms = Terms(xp.reshape(kept, (*dims, num_keys)), values, xp.reshape(units, (*dims, 1)))
-        _, exponent, fraction = split_log2(total, xp)
-        logarithm = bounds.round_logarithm(xp.add(exponent, fraction), xp)
+        logarithm = bounds.round_logarithm(log2(total, xp), xp)
         return [terms], [xp.concat([anchor, logarithm], axis=-1)]
 
     return compute
