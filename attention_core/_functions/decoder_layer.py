@@ -31,6 +31,7 @@ from .._checks import (
     check_shapes,
     once_per_signature,
 )
+from .._trees import flatten, leaves
 from ..cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
@@ -343,11 +344,13 @@ def _check_memory(name: str, layer: DecoderLayer, memory: Array | None, mask: An
 
 
 def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:
-    """Raise if an array does not fit, or has the shape of padding: its rows would be queries, and not samples."""
-    if isinstance(mask, Mask) or not hasattr(mask, "dtype"):
-        return
-    is_padding = sizes(mask) == sizes(memory)[:-1] and set(sizes(mask)[:-1]) != {1}  # of one sample, both are the same
-    if is_padding:
-        got = f"{shape_text(mask)}: memory_key_mask=... of a layer takes samples and keys"
-        raise ValueError(f"expected memory_mask (..., H, L, M); got {got}")
-    check_broadcastable("memory_mask", mask, target)
+    """Raise if an array, or one in a rule, begins with the axes of samples where those of heads or queries are."""
+    leading, arrays = sizes(memory)[:-2], list[Array]()
+    for array, leaf in zip(arrays, leaves(flatten(mask, arrays, 3)), strict=True):
+        dims = sizes(array)
+        is_short = leaf.axes == 3 and len(leading) < len(dims) < len(target)
+        if is_short and dims[: len(leading)] == leading != (1,) * len(leading):  # of one sample, both are the same
+            got = f"{shape_text(array)}: memory_key_mask=... of a layer takes samples and keys"
+            raise ValueError(f"expected memory_mask (..., H, L, M); got {got}")
+    if hasattr(mask, "dtype"):
+        check_broadcastable("memory_mask", mask, target)

@@ -12,7 +12,7 @@ import jax.scipy.special
 from jax.sharding import AxisType
 
 from attention_core.backend import Array
-from attention_jax.sharding import in_one_mesh
+from attention_jax.sharding import in_one_mesh, joinable
 
 __all__ = ["erfc", "matmul", "one_program", "repeat", "reshape", "vecdot"]
 
@@ -56,6 +56,7 @@ def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
     """Reshape; eager, under a mesh of explicit axes, an array in none would have its gradient in another mesh."""
     if not jax.sharding.get_abstract_mesh().empty:
         (x,) = in_one_mesh((x,))
+        x = joinable(x, x.ndim - len(shape) + 1) if shape[:1] == (-1,) else x
     return jax.numpy.reshape(x, shape, copy=copy)
 
 

@@ -41,6 +41,14 @@ def in_one_mesh(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(jax.sharding.reshard(x, everywhere) if jax.typeof(x).sharding.mesh.empty else x for x in arrays)
 
 
+def joinable(x: Array, count: int) -> Array:
+    """An array whose first axes can be joined; JAX has no rule for one that is sharded behind one that is not."""
+    mesh, spec = jax.typeof(x).sharding.mesh, jax.typeof(x).sharding.spec
+    is_sharded = [name is not None for name in spec[:count]]
+    gathered = NamedSharding(mesh, PartitionSpec(*(None,) * count, *spec[count:]))
+    return x if is_sharded == sorted(is_sharded, reverse=True) else jax.sharding.reshard(x, gathered)
+
+
 def _explicit_mesh(arrays: tuple[Array, ...]) -> Any:
     meshes = (*(jax.typeof(array).sharding.mesh for array in arrays), jax.sharding.get_abstract_mesh())
     return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)

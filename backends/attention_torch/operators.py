@@ -46,6 +46,9 @@ def _constant(part: Any) -> Any:
     if isinstance(part, float) and -math.inf < part < math.inf:  # torch.compile holds no ratio as a symbol
         numerator, denominator = part.as_integer_ratio()
         return numerator / denominator
+    if isinstance(part, functools.partial) and torch.compiler.is_compiling():
+        named = {name: _constant(each) for name, each in part.keywords.items()}
+        return functools.partial(part.func, *map(_constant, part.args), **named)
     if isinstance(part, types.FunctionType) and _holds_values(part):
         id(part)  # by which torch.compile compares functions, not by their code
     return part

@@ -1,5 +1,6 @@
 """Functions of users under one compiled program of PyTorch."""
 
+import functools
 import importlib
 
 import pytest
@@ -31,7 +32,13 @@ def by_default(factor):
     return function
 
 
-@pytest.mark.parametrize(("kind", "make"), [("score_mod", by_default), ("mask", closed_over)])
+def by_keyword(factor):
+    return functools.partial(by_default(1.0), factor=factor)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"), [("score_mod", by_default), ("score_mod", by_keyword), ("mask", closed_over)]
+)
 def test_functions_of_one_code_under_one_program_are_not_confused(torch, kind, make):
     def rule(factor):
         function = make(factor)

@@ -158,6 +158,8 @@ def test_eager_gradients_of_arrays_that_were_made_before_an_explicit_mesh(name, 
     }[name]
     gradient = jax.grad(lambda x: jnp.sum(jnp.sin(call(x, arithmetic="reproducible"))))
     expected = gradient(x)
-    with jax.set_mesh(jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Explicit,))):
-        for array in (x, np.asarray(x)):
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        behind_the_first = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, None, "batch")))
+        for array in (x, np.asarray(x), behind_the_first):
             np.testing.assert_array_equal(gradient(array), expected)
