@@ -34,7 +34,7 @@ from attention_conformance.mistakes.variants import (
     reached,
 )
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
+from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of, parts_of
 from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -52,6 +52,9 @@ LEADING = 4
 
 OF_SCALE = 7
 """The line of the contract about the scale, whose faults some cases that tell little equal by chance."""
+
+BLOCK = 16
+"""Keys or queries in a block whose share of a gradient is looked for."""
 
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
@@ -177,6 +180,27 @@ class Variants:
         words = [word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
         names = {f"gradient-of-{'-and-'.join(factors)}-{word}" for word in words} & {*TABLES["answers"]}
         return [cause(name) for name in sorted(names)] or [cause("factor", what, factor)]
+
+    def of_parts(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """What explains a gradient by what blocks of keys, or of queries, add to it, where some do not."""
+        truth, dense = bounds.truth.arrays, self._dense
+        wrong = [name for name in truth if name in got and not bounds.measure({name: got[name]}, truth).passes]
+        if dense is None or dense.cotangent is None or len(wrong) != 1 or wrong[0] not in ("query", "key", "value"):
+            return []
+        (name,), word = wrong, "keys" if wrong[0] == "query" else "queries"
+        count = dense.key.shape[-2] if name == "query" else dense.query.shape[-2]
+        starts = range(0, count, BLOCK)
+        if len(starts) * truth[name].high.size > MOST_PLANTED:
+            return []
+        parts = np.stack([parts_of(dense, name, slice(start, start + BLOCK)) for start in starts]).astype(np.float64)
+        matrix = parts.reshape(len(starts), -1)
+        shares = np.linalg.lstsq(matrix @ matrix.T, matrix @ got[name].astype(np.float64).ravel(), rcond=None)[0]
+        (lost,) = np.nonzero((np.round(shares) == 0) & matrix.any(axis=-1))
+        rest = np.tensordot(np.round(shares), parts, axes=1)
+        if not lost.size or not bounds.measure({name: got[name]}, {name: as_exact(rest, truth[name].scale)}).passes:
+            return []
+        last = min(int(lost[-1] + 1) * BLOCK, count) - 1
+        return [cause("gradient-of-part", name, word, int(lost[0]) * BLOCK, last, count)]
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -282,6 +283,31 @@ def _padded_scale(whole: int, dense: Dense) -> float:
     return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
 
 
+ORDERS: tuple[Callable[[NumpyArray, int], NumpyArray], ...] = (
+    lambda heads, size: heads // size * size,
+    lambda heads, size: heads.reshape(-1, size).T.reshape(-1),
+    lambda heads, size: np.roll(heads, 1),
+    lambda heads, size: heads[::-1],
+)
+"""Orders in which heads are taken for others, by how many share a key head."""
+
+
+def _of_other_heads(order: Callable[[NumpyArray, int], NumpyArray], axis: int) -> Callable[[NumpyArray, Dense], Any]:
+    """An array of heads, each with the numbers of another."""
+
+    def change(array: NumpyArray, dense: Dense) -> NumpyArray:
+        heads = dense.query.shape[-3]
+        if array.ndim < -axis or array.shape[axis] != heads:
+            return array
+        return np.take(array, order(np.arange(heads), dense.group_size), axis=axis)
+
+    return change
+
+
+def _counted(times: int, sinks: NumpyArray, dense: Dense) -> NumpyArray:
+    return np.asarray(sinks + math.log(times))
+
+
 def _sink_of_zero(dense: Dense) -> Dense | None:
     return dense.changed(sinks=np.zeros(dense.query.shape[-3])) if dense.sinks is None else None
 
@@ -324,13 +350,10 @@ CHANGES: Changes = {
     "softcap-before-scale": _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap)),
     "softcap-not-multiplied": _capped(lambda product, scale, cap: np.tanh(scale * product / cap)),
     "softcap-not-divided": _capped(lambda product, scale, cap: cap * np.tanh(scale * product)),
-    "sinks-of-others": (
-        changed("sinks", lambda sinks, dense: sinks[np.arange(sinks.size) // dense.group_size * dense.group_size]),
-        changed("sinks", lambda sinks, dense: sinks.reshape(-1, dense.group_size).T.reshape(-1)),
-        changed("sinks", lambda sinks, dense: np.roll(sinks, 1)),
-    ),
+    "sinks-of-others": tuple(changed("sinks", _of_other_heads(order, -1)) for order in ORDERS),
+    "bias-of-others": tuple(changed("bias", _of_other_heads(order, -3)) for order in ORDERS),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
-    "sink-twice": changed("sinks", lambda sinks, dense: sinks + math.log(2.0)),
+    "sink-twice": tuple(changed("sinks", functools.partial(_counted, times)) for times in range(2, 9)),
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
     "logsumexp-without-maximum": with_logsumexp(_without_maximum),
     "logsumexp-of-both-bases": with_logsumexp(

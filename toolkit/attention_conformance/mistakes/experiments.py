@@ -20,7 +20,17 @@ from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.measure.where import Worst
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import TABLES, Ask, Change, Variant, cause, keys_left, unscaled
+from attention_conformance.mistakes.variants import (
+    TABLES,
+    Ask,
+    Change,
+    Variant,
+    cause,
+    changed,
+    keys_left,
+    scaled,
+    unscaled,
+)
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
@@ -115,6 +125,9 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     groups, keys, width = value.shape[1:]
     dense = dense_of(meant(problem, question.subject))
     weights = answer(dense).arrays["weights"][row].astype(np.float64)
+    output = ask(problem)["output"][row].astype(np.float64)
+    if exact := next(filter(predicts, _multiples(dense, row, output)), None):
+        return [exact]
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
     def shown(codes: NumpyArray) -> NumpyArray:
@@ -171,14 +184,17 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
         sinks = np.full(problem.sizes[1], math.log(count))
         zeros = cause("keys-of-score-0", f"{count:.3g}", change=functools.partial(Dense.changed, sinks=sinks))
         told = zeros if dense.sinks is None and predicts(zeros) else told
-    if another := _of_another(dense, row, ask(problem)["output"][row]):
+    if another := _of_another(dense, row, output):
         return [another]
-    if ((expected == 0) & (got > 1e-3 / width)).any():
-        return [cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)]
-    off = abs(ratios - 1).max()
-    if off < alike:
+    hidden, off = (expected == 0) & (got > 1e-3 / width), abs(ratios - 1).max()
+    if off < alike and not hidden.any():
         return [told] if runs else []
-    falling, equal = (each < off / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    wrong = _error(output, answer(dense).arrays["output"][row])
+    falling, equal, *first = (each < wrong / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    if any(first) and told.name in ("other-sum", "other-weights"):
+        return [cause("place-of-query", row[2])]
+    if hidden.any():
+        return [cause("hidden-keys", int(hidden.argmax()) * size)]
     if falling and equal:
         return [cause("unscaled-maximum")]
     if runs > 2 and off < 1 / 4:
@@ -207,10 +223,11 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
     if abs(factor - 2) < 0.1:
         bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
         yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
-    for names in (("key",), ("key", "value"), ("value",)) if first and dense.key.shape[-2] > first else ():
-        again = {name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}
+    ends = dict.fromkeys([first, 2 ** max(first.bit_length() - 1, 0)]) if 0 < first < keys else ()
+    for end, names in itertools.product(ends, (("key",), ("key", "value"), ("value",))):
+        again = {name: getattr(dense, name)[..., np.arange(keys) % end, :] for name in names}
         change = functools.partial(Dense.changed, **again)
-        yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), first, change=change)
+        yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), end, change=change)
     for block in (64, 128, 256, 512, 1024):
         yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
     yield cause("other-weights", first, last, keys, factor)
@@ -254,12 +271,50 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
 def _errors_in_order(
     question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
 ) -> Iterator[float]:
-    """The errors of a row where no block has a new maximum: with keys in the order of its weights; and equal scores."""
+    """The errors of a row where no block has a new maximum, as weights fall from key to key; with equal scores; first."""
     whole = positioned(problem, question.subject).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
     zeros = {name: np.zeros_like(whole.arrays[name]) for name in ("query", "bias") if name in whole.arrays}
-    for other in (taken(whole, -1, np.argsort(-weights, kind="stable")), whole.holding(**zeros)):
-        changed = fit(other, question.subject)
-        truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
-        yield float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())
+    others = [(taken(whole, -1, np.argsort(-weights, kind="stable")), row), (whole.holding(**zeros), row)]
+    if at := row[2]:
+        turned = taken(whole, -2, np.roll(np.arange(problem.sizes[2]), -at))
+        others.append((turned, (*row[:2], 0)))
+    for other, place in others:
+        asked = fit(other, question.subject)
+        truth = answer(dense_of(meant(asked, question.subject))).arrays["output"][place]
+        yield _error(ask(asked)["output"][place], truth)
+
+
+def _error(got: NumpyArray, truth: NumpyArray) -> float:
+    """How far a row is off, as a part of its largest number."""
+    return float(abs(got - truth).max() / abs(truth).max())
+
+
+def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Variant]:
+    """What a row is where its scores, or its bias, are times one number: the number that comes nearest to it."""
+    seen = dense.through[row]
+    if dense.softcap is not None or dense.sinks is not None or not (seen.any() and np.isfinite(got).all()):
+        return
+    key, value = dense.key[row[:2]][seen], dense.value[row[:2]][seen]
+    scores = dense.scale * (key @ dense.query[row])
+    bias = np.zeros_like(scores)
+    if dense.bias is not None:
+        bias = np.broadcast_to(dense.bias, dense.through.shape)[row][seen]
+
+    def nearest(of: NumpyArray, rest: NumpyArray) -> float:
+        factors, step = np.concatenate([sign * 2.0 ** np.arange(-8, 8, 0.25) for sign in (-1, 1)]), 0.25
+        while True:
+            powers = rest + factors[:, None] * of
+            powers = np.exp(powers - powers.max(axis=-1, keepdims=True))
+            rows = powers @ value / powers.sum(axis=-1, keepdims=True)
+            best = float(factors[((rows - got) ** 2).sum(axis=-1).argmin()])
+            if step < 2.0**-28:
+                return best
+            factors, step = best * 2.0 ** np.linspace(-step, step, 17), step / 8
+
+    factor = nearest(scores, bias)
+    yield cause("other-scale", factor, change=scaled(lambda each: factor * each.scale))
+    if bias.any():
+        factor = nearest(bias, scores)
+        yield cause("other-bias", factor, change=changed("bias", lambda each, _: factor * each))

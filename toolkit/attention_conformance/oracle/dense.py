@@ -236,11 +236,11 @@ def _forward(dense: Dense) -> Answer:
     return Answer({"output": output, "weights": weights, "logsumexp": logsumexp}, sizes)
 
 
-def _gradients(dense: Dense) -> Answer:
+def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
     found, d_output = _weights(dense), dense.cotangent
     assert d_output is not None
     query, key, value = (_finite(each) for each in (dense.query, dense.key, dense.value))
-    weights, transposed = found.weights, np.swapaxes(found.weights, -1, -2)
+    weights = found.weights
 
     def through_softmax(cotangent: NumpyArray, values: NumpyArray, sign: float) -> tuple[NumpyArray, NumpyArray]:
         d_weights = cotangent @ np.swapaxes(values, -1, -2)
@@ -248,6 +248,7 @@ def _gradients(dense: Dense) -> Answer:
         return weights * (d_weights + sign * mean), mean
 
     d_scores, mean = through_softmax(d_output, value, -1.0)
+    d_scores, transposed = share * d_scores, np.swapaxes(share * weights, -1, -2)
     steep = d_scores * found.derivative
     arrays = {
         "query": dense.scale * (steep @ key),
@@ -276,6 +277,13 @@ def _gradients(dense: Dense) -> Answer:
         return scales, float(_kappas(dense, found.through).max(initial=0.0))
 
     return Answer(arrays, sizes)
+
+
+def parts_of(dense: Dense, name: str, at: slice) -> NumpyArray:
+    """What some keys add to the gradient of the query, or some queries to that of key or value."""
+    one_by_one = np.zeros_like(dense.through, dtype=dense.query.dtype)
+    one_by_one[(..., at) if name == "query" else (..., at, slice(None))] = 1
+    return _gradients(dense, one_by_one).arrays[name]
 
 
 def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
