@@ -324,6 +324,8 @@ CHANGES: Changes = {
     "bias-transposed": changed("bias", _transposed),
     "masked-scores-of-0": _masked_to_zero,
     "bias-of-next-key": changed("bias", lambda bias, dense: np.roll(bias, 1, axis=-1)),
+    "window-without-first": changed("mask", lambda mask, dense: np.logical_or.accumulate(mask[..., ::-1], -1)[..., ::-1]),
+    "window-without-last": changed("mask", lambda mask, dense: np.logical_or.accumulate(mask, -1)),
     "mask-of-any-sample": changed("mask", lambda mask, dense: np.asarray(mask.any(axis=0, keepdims=True))),
     "keys-after-hidden-lost": lambda dense: (
         None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))

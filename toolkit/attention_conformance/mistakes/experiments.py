@@ -264,8 +264,9 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         outputs = powers @ dense.value[sample, head] / powers.sum(axis=-1, keepdims=True)
         errors = np.nan_to_num(abs(outputs - got.astype(np.float64)).max(axis=-1), nan=np.inf)
-    other = tuple(map(int, np.unravel_index(errors.argmin(), errors.shape)))
-    return cause("mask-of-another", query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
+    near = np.argwhere(errors < min(errors[row] / 100, 2 * errors.min()))
+    other = max(near, key=lambda each: int((each == row).sum()), default=None)  # of equal masks, that of its own place
+    return None if other is None else cause("mask-of-another", query, head, sample, *map(int, other[::-1]))
 
 
 def _errors_in_order(
