@@ -34,7 +34,7 @@ from attention_conformance.mistakes.variants import (
     reached,
 )
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of, parts_of
+from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of, gradient_of
 from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -55,6 +55,9 @@ OF_SCALE = 7
 
 BLOCK = 16
 """Keys or queries in a block whose share of a gradient is looked for."""
+
+SUMS = {"query": (-1,), "key": (-2, -3), "value": (-2, -3), "bias": (-2, -3, -4), "sinks": (-2, -4)}
+"""The axes of the scores over which each gradient is a sum."""
 
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
@@ -182,25 +185,34 @@ class Variants:
         return [cause(name) for name in sorted(names)] or [cause("factor", what, factor)]
 
     def of_parts(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
-        """What explains a gradient by what blocks of keys, or of queries, add to it, where some do not."""
+        """What explains gradients, which are sums over keys, queries, heads and samples, where parts of these lack."""
         truth, dense = bounds.truth.arrays, self._dense
         wrong = [name for name in truth if name in got and not bounds.measure({name: got[name]}, truth).passes]
-        if dense is None or dense.cotangent is None or len(wrong) != 1 or wrong[0] not in ("query", "key", "value"):
+        if dense is None or dense.cotangent is None or not {*wrong} <= {*SUMS}:
             return []
-        (name,), word = wrong, "keys" if wrong[0] == "query" else "queries"
-        count = dense.key.shape[-2] if name == "query" else dense.query.shape[-2]
-        starts = range(0, count, BLOCK)
-        if len(starts) * truth[name].high.size > MOST_PLANTED:
-            return []
-        parts = np.stack([parts_of(dense, name, slice(start, start + BLOCK)) for start in starts]).astype(np.float64)
-        matrix = parts.reshape(len(starts), -1)
-        shares = np.linalg.lstsq(matrix @ matrix.T, matrix @ got[name].astype(np.float64).ravel(), rcond=None)[0]
-        (lost,) = np.nonzero((np.round(shares) == 0) & matrix.any(axis=-1))
-        rest = np.tensordot(np.round(shares), parts, axes=1)
-        if not lost.size or not bounds.measure({name: got[name]}, {name: as_exact(rest, truth[name].scale)}).passes:
-            return []
-        last = min(int(lost[-1] + 1) * BLOCK, count) - 1
-        return [cause("gradient-of-part", name, word, int(lost[0]) * BLOCK, last, count)]
+        for axis, word, size in ((-1, "keys", BLOCK), (-2, "queries", BLOCK), (-3, "heads", 1), (-4, "samples", 1)):
+            is_group = axis == -3 and not {"bias", "sinks"} & {*wrong}
+            count = dense.group_size if is_group else (1, *dense.through.shape)[axis]
+            at = np.arange(dense.through.shape[axis] if axis >= -dense.through.ndim else 1) % count // size
+            lost = [self._lost(name, got[name], bounds, axis, at) for name in wrong if axis in SUMS[name]]
+            if len(lost) == len(wrong) and lost[0].size and all(np.array_equal(each, lost[0]) for each in lost):
+                last = min(int(lost[0][-1] + 1) * size, count) - 1
+                told = f"{'query ' * is_group}{word} {int(lost[0][0]) * size} to {last} of {count}{' in a group' * is_group}"
+                return [cause("gradient-of-part", " and ".join(wrong), told)]
+        return []
+
+    def _lost(self, name: str, got: NumpyArray, bounds: Bounds, axis: int, at: NumpyArray) -> NumpyArray:
+        """Which parts of an axis, by their numbers, a gradient lacks, where it is the sum of the others."""
+        exact, none = bounds.truth.arrays[name], np.zeros(0, int)
+        numbers = np.unique(at)
+        if numbers.size < 2 or numbers.size * exact.high.size > MOST_PLANTED or self._dense is None:
+            return none
+        shape = (-1, *[1] * (-1 - axis))
+        parts = np.stack([gradient_of(self._dense, (at == each).reshape(shape))[name] for each in numbers]).astype(float)
+        matrix = parts.reshape(numbers.size, -1)
+        shares = np.round(np.linalg.lstsq(matrix @ matrix.T, matrix @ got.astype(float).ravel(), rcond=None)[0])
+        rest = as_exact(np.tensordot(shares, parts, axes=1), exact.scale)
+        return numbers[(shares == 0) & matrix.any(axis=-1)] if bounds.measure({name: got}, {name: rest}).passes else none
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from attention_conformance.mistakes.variants import (
-    AXES,
     Changes,
     cause,
     causes,
@@ -172,43 +171,6 @@ def _edge(dense: Dense, of_row: int, of_column: int, more: bool) -> Dense | None
 
 
 @given
-def _padded(dense: Dense, block: int, is_first: bool) -> Dense | None:
-    """Zeros behind the keys, up to a whole block, before the masks or behind them: none but causality hides these."""
-    more = -dense.key.shape[-2] % block
-    if not more or dense.cotangent is not None:
-        return None
-    through = dense.through if is_first else dense.changed(causal=None).through
-    bias = np.broadcast_to(_finite_bias(dense), through.shape)
-    key, value = (np.pad(each, [(0, 0)] * (each.ndim - 2) + [(0, more), (0, 0)]) for each in (dense.key, dense.value))
-    mask, bias = (
-        np.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, more)], constant_values=filled)
-        for each, filled in ((through, True), (bias, 0.0))
-    )
-    return dense.changed(key=key, value=value, mask=mask, bias=bias, causal=None if is_first else dense.causal)
-
-
-@given
-def _one_of_group(dense: Dense, names: Sequence[str], at: int) -> Answer | None:
-    """The gradient of a shared key head is that through one of its query heads."""
-    if dense.cotangent is None or dense.group_size == 1:
-        return None
-    truth, each_head = answer(dense), answer(dense.changed(group_size=1)).arrays
-    of_one = {name: each_head[name][..., at % dense.group_size :: dense.group_size, :, :] for name in names}
-    return truth.of(**{**truth.arrays, **of_one})
-
-
-@given
-def _bias_of_first(dense: Dense, axis: int) -> Answer | None:
-    """The gradient of a bias that is broadcast along an axis comes from the first along it alone."""
-    if dense.cotangent is None or dense.bias is None or dense.bias.shape[axis:][:1] not in ((), (1,)):
-        return None
-    truth, first = answer(dense), np.zeros_like(dense.cotangent)
-    np.moveaxis(first, axis, 0)[0] = 1.0
-    of_first = answer(dense.changed(cotangent=dense.cotangent * first)).arrays["bias"]
-    return truth.of(**{**truth.arrays, "bias": of_first})
-
-
-@given
 def _recomputed(
     dense: Dense,
     d_scores: Callable[[NumpyArray, NumpyArray, NumpyArray], NumpyArray] = lambda p, dp, delta: p * (dp - delta),
@@ -308,10 +270,6 @@ def _counted(times: int, sinks: NumpyArray, dense: Dense) -> NumpyArray:
     return np.asarray(sinks + math.log(times))
 
 
-def _sink_of_zero(dense: Dense) -> Dense | None:
-    return dense.changed(sinks=np.zeros(dense.query.shape[-3])) if dense.sinks is None else None
-
-
 FINITE = cause("bias-of-minus-10000", change=_unhidden)
 
 CHANGES: Changes = {
@@ -319,7 +277,6 @@ CHANGES: Changes = {
     "reversed-causality": _causal_by(lambda rows, columns: columns >= rows),
     "causality-of-first-query": _causal_by(lambda rows, columns: columns <= rows.min()),
     "mask-or-causality": _either,
-    "sink-of-zero": _sink_of_zero,
     "mask-transposed": changed("mask", _transposed),
     "bias-transposed": changed("bias", _transposed),
     "masked-scores-of-0": _masked_to_zero,
@@ -375,19 +332,12 @@ CHANGES: Changes = {
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
     "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),
-    **{f"gradient-of-bias-of-first-{word}": _bias_of_first(axis) for word, axis in AXES.items()},
-    **{
-        f"gradient-of-{'-and-'.join(names)}-of-{word}-query-head": _one_of_group(names, at)
-        for names in (("key", "value"), ("key",), ("value",))
-        for word, at in (("first", 0), ("last", -1))
-    },
     **{
         f"{end}-key-{word}": _edge(*factors, is_more)
         for end, factors in ENDS.items()
         for word, is_more in (("less", False), ("more", True))
     },
     **{f"width-from-{width}-lost": _narrowed(functools.partial(np.greater, width)) for width in (64, 128)},
-    **{f"padding-to-{block}-counts": (_padded(block, False), _padded(block, True)) for block in BLOCKS},
     **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in BLOCKS},
     **{f"causality-by-blocks-of-{block}": _causal_by(functools.partial(_by_blocks, block)) for block in BLOCKS},
     **{f"causality-anew-at-{block}": _causal_by(functools.partial(_anew, block)) for block in BLOCKS},

@@ -259,7 +259,7 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
     if dense.bias is not None:
         arrays["bias"] = _unbroadcast(d_scores, dense.bias.shape)
     if dense.sinks is not None:
-        arrays["sinks"] = _unbroadcast(found.sink * -mean, shape)[:, 0, 0]
+        arrays["sinks"] = _unbroadcast(share * found.sink * -mean, shape)[:, 0, 0]
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
@@ -279,11 +279,10 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
     return Answer(arrays, sizes)
 
 
-def parts_of(dense: Dense, name: str, at: slice) -> NumpyArray:
-    """What some keys add to the gradient of the query, or some queries to that of key or value."""
-    one_by_one = np.zeros_like(dense.through, dtype=dense.query.dtype)
-    one_by_one[(..., at) if name == "query" else (..., at, slice(None))] = 1
-    return _gradients(dense, one_by_one).arrays[name]
+def gradient_of(dense: Dense, share: NumpyArray) -> dict[str, NumpyArray]:
+    """What some pairs of a query and a key add to the gradients, by their share of each pair."""
+    with np.errstate(all="ignore"):
+        return _gradients(dense, share).arrays
 
 
 def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:

@@ -43,6 +43,7 @@ from attention_conformance.mistakes.variants import (
     INEXACT,
     NARROW,
     SINGLE,
+    TEXTS,
     TF32,
     Ask,
     Variant,
@@ -153,7 +154,8 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return replace(blank, verdict="not offered", detail=told)
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-        return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
+        says = TOUCHED.get(touched.name) or TEXTS.get(touched.name, (0, ""))[1]
+        return replace(found, variant=touched.name, says=says)
     except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
