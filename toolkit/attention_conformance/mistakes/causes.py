@@ -190,29 +190,30 @@ class Variants:
         wrong = [name for name in truth if name in got and not bounds.measure({name: got[name]}, truth).passes]
         if dense is None or dense.cotangent is None or not {*wrong} <= {*SUMS}:
             return []
-        for axis, word, size in ((-1, "keys", BLOCK), (-2, "queries", BLOCK), (-3, "heads", 1), (-4, "samples", 1)):
-            is_group = axis == -3 and not {"bias", "sinks"} & {*wrong}
-            count = dense.group_size if is_group else (1, *dense.through.shape)[axis]
-            at = np.arange(dense.through.shape[axis] if axis >= -dense.through.ndim else 1) % count // size
+        is_broadcast, rows = bool({"bias", "sinks"} & {*wrong}), (1, *dense.through.shape)
+        for axis, word in ((-1, "keys"), (-2, "queries"), (-3, "heads"), (-4, "samples")):
+            is_group = axis == -3 and not is_broadcast
+            count, size = dense.group_size if is_group else rows[axis], 1 if is_broadcast or axis < -2 else BLOCK
+            at = np.arange(rows[axis]) % count // size
             lost = [self._lost(name, got[name], bounds, axis, at) for name in wrong if axis in SUMS[name]]
             if len(lost) == len(wrong) and lost[0].size and all(np.array_equal(each, lost[0]) for each in lost):
-                last = min(int(lost[0][-1] + 1) * size, count) - 1
-                told = f"{'query ' * is_group}{word} {int(lost[0][0]) * size} to {last} of {count}{' in a group' * is_group}"
-                return [cause("gradient-of-part", " and ".join(wrong), told)]
+                first, last = int(lost[0][0]) * size, min(int(lost[0][-1] + 1) * size, count) - 1
+                word = "query heads of a group," if is_group else word
+                return [cause("gradient-of-part", " and ".join(wrong), f"{word} {first} to {last} of {count}")]
         return []
 
     def _lost(self, name: str, got: NumpyArray, bounds: Bounds, axis: int, at: NumpyArray) -> NumpyArray:
         """Which parts of an axis, by their numbers, a gradient lacks, where it is the sum of the others."""
-        exact, none = bounds.truth.arrays[name], np.zeros(0, int)
-        numbers = np.unique(at)
+        exact, numbers, none = bounds.truth.arrays[name], np.unique(at), np.zeros(0, int)
         if numbers.size < 2 or numbers.size * exact.high.size > MOST_PLANTED or self._dense is None:
             return none
         shape = (-1, *[1] * (-1 - axis))
-        parts = np.stack([gradient_of(self._dense, (at == each).reshape(shape))[name] for each in numbers]).astype(float)
-        matrix = parts.reshape(numbers.size, -1)
-        shares = np.round(np.linalg.lstsq(matrix @ matrix.T, matrix @ got.astype(float).ravel(), rcond=None)[0])
+        parts = np.stack([gradient_of(self._dense, (at == each).reshape(shape))[name] for each in numbers])
+        matrix = parts.reshape(numbers.size, -1).astype(np.float64)
+        shares = np.round(np.linalg.lstsq(matrix @ matrix.T, matrix @ got.astype(np.float64).ravel(), rcond=None)[0])
         rest = as_exact(np.tensordot(shares, parts, axes=1), exact.scale)
-        return numbers[(shares == 0) & matrix.any(axis=-1)] if bounds.measure({name: got}, {name: rest}).passes else none
+        is_sum = bounds.measure({name: got}, {name: rest}).passes
+        return numbers[(shares == 0) & matrix.any(axis=-1)] if is_sum else none
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""

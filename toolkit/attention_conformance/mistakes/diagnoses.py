@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -134,21 +133,6 @@ def _transposed(array: NumpyArray, dense: Dense) -> NumpyArray:
     return np.swapaxes(array, -1, -2) if array.shape[-2:] == (array.shape[-1],) * 2 else array
 
 
-@given
-def _sink_unshifted(dense: Dense, with_sink: bool) -> Answer | None:
-    """The power of the sink is added as it is, to powers of differences to the maximum."""
-    if dense.sinks is None or dense.cotangent is not None:
-        return None
-    truth, sinks = answer(dense), dense.sinks[:, None]
-    weights, logsumexp = truth.arrays["weights"], truth.arrays["logsumexp"]
-    top = np.log(weights.max(axis=-1)) + logsumexp
-    top = np.maximum(top, sinks) if with_sink else top
-    powers = np.exp(logsumexp - top) - np.exp(sinks - top)
-    total = powers + np.exp(sinks)
-    factor = np.exp(logsumexp - top) / total
-    return truth.of(output=truth.arrays["output"] * factor[..., None], logsumexp=top + np.log(total))
-
-
 def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top = np.log(truth.arrays["weights"].max(axis=-1, initial=0.0)) + truth.arrays["logsumexp"]
     return np.asarray(top if dense.sinks is None else np.maximum(top, dense.sinks[:, None]))
@@ -245,25 +229,17 @@ def _padded_scale(whole: int, dense: Dense) -> float:
     return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
 
 
-ORDERS: tuple[Callable[[NumpyArray, int], NumpyArray], ...] = (
-    lambda heads, size: heads // size * size,
-    lambda heads, size: heads.reshape(-1, size).T.reshape(-1),
-    lambda heads, size: np.roll(heads, 1),
-    lambda heads, size: heads[::-1],
-)
-"""Orders in which heads are taken for others, by how many share a key head."""
+def _of_other_heads(order: Callable[[NumpyArray, int], NumpyArray], bias: NumpyArray, dense: Dense) -> NumpyArray:
+    return order(bias, -3) if bias.ndim > 2 else bias
 
 
-def _of_other_heads(order: Callable[[NumpyArray, int], NumpyArray], axis: int) -> Callable[[NumpyArray, Dense], Any]:
-    """An array of heads, each with the numbers of another."""
+def _next(array: NumpyArray, axis: int) -> NumpyArray:
+    return np.roll(array, 1, axis=axis)
 
-    def change(array: NumpyArray, dense: Dense) -> NumpyArray:
-        heads = dense.query.shape[-3]
-        if array.ndim < -axis or array.shape[axis] != heads:
-            return array
-        return np.take(array, order(np.arange(heads), dense.group_size), axis=axis)
 
-    return change
+def _from_first(mask: NumpyArray) -> NumpyArray:
+    """A mask that shows all keys from the first on that it showed."""
+    return np.logical_or.accumulate(mask, axis=-1)
 
 
 def _counted(times: int, sinks: NumpyArray, dense: Dense) -> NumpyArray:
@@ -281,8 +257,8 @@ CHANGES: Changes = {
     "bias-transposed": changed("bias", _transposed),
     "masked-scores-of-0": _masked_to_zero,
     "bias-of-next-key": changed("bias", lambda bias, dense: np.roll(bias, 1, axis=-1)),
-    "window-without-first": changed("mask", lambda mask, dense: np.logical_or.accumulate(mask[..., ::-1], -1)[..., ::-1]),
-    "window-without-last": changed("mask", lambda mask, dense: np.logical_or.accumulate(mask, -1)),
+    "window-without-first": changed("mask", lambda mask, dense: np.flip(_from_first(np.flip(mask, -1)), -1)),
+    "window-without-last": changed("mask", lambda mask, dense: _from_first(mask)),
     "mask-of-any-sample": changed("mask", lambda mask, dense: np.asarray(mask.any(axis=0, keepdims=True))),
     "keys-after-hidden-lost": lambda dense: (
         None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
@@ -309,15 +285,16 @@ CHANGES: Changes = {
     "softcap-before-scale": _capped(lambda product, scale, cap: scale * cap * np.tanh(product / cap)),
     "softcap-not-multiplied": _capped(lambda product, scale, cap: np.tanh(scale * product / cap)),
     "softcap-not-divided": _capped(lambda product, scale, cap: cap * np.tanh(scale * product)),
-    "sinks-of-others": tuple(changed("sinks", _of_other_heads(order, -1)) for order in ORDERS),
-    "bias-of-others": tuple(changed("bias", _of_other_heads(order, -3)) for order in ORDERS),
+    "sinks-of-others": (
+        changed("sinks", lambda sinks, dense: sinks[np.arange(sinks.size) // dense.group_size * dense.group_size]),
+        changed("sinks", lambda sinks, dense: sinks.reshape(-1, dense.group_size).T.reshape(-1)),
+        changed("sinks", lambda sinks, dense: np.roll(sinks, 1)),
+    ),
+    "bias-of-others": tuple(changed("bias", functools.partial(_of_other_heads, by)) for by in (np.flip, _next)),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
     "sink-twice": tuple(changed("sinks", functools.partial(_counted, times)) for times in range(2, 9)),
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
     "logsumexp-without-maximum": with_logsumexp(_without_maximum),
-    "logsumexp-of-both-bases": with_logsumexp(
-        lambda dense, truth: _maximum(dense, truth) + _without_maximum(dense, truth) / math.log(2.0)
-    ),
     "logsumexp-is-maximum": with_logsumexp(_maximum),
     "logsumexp-without-sinks": with_logsumexp(
         lambda dense, truth: None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"]
@@ -327,10 +304,8 @@ CHANGES: Changes = {
     "key-heads-in-turn": heads_in_turn("key"),
     "scale-of-padded-width": tuple(scaled(functools.partial(_padded_scale, whole)) for whole in BLOCKS[2:]),
     "softcap-after-mask": (_cap_after_mask(True), _cap_after_mask(False)),
-    "sink-unshifted": (_sink_unshifted(True), _sink_unshifted(False)),
     "last-channels-lost": tuple(_narrowed(functools.partial(_whole, whole)) for whole in BLOCKS[:4]),
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
-    "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),
     **{
         f"{end}-key-{word}": _edge(*factors, is_more)

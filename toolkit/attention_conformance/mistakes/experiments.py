@@ -190,8 +190,8 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     if off < alike and not hidden.any():
         return [told] if runs else []
     wrong = _error(output, answer(dense).arrays["output"][row])
-    falling, equal, *first = (each < wrong / 10 for each in _errors_in_order(question, problem, row, weights, ask))
-    if any(first) and told.name in ("other-sum", "other-weights"):
+    falling, equal, *alone = (each < wrong / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    if any(alone) and told.name in ("other-sum", "other-weights"):
         return [cause("place-of-query", row[2])]
     if hidden.any():
         return [cause("hidden-keys", int(hidden.argmax()) * size)]
@@ -272,7 +272,7 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
 def _errors_in_order(
     question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
 ) -> Iterator[float]:
-    """The errors of a row where no block has a new maximum, as weights fall from key to key; with equal scores; first."""
+    """The errors of a row where weights fall from key to key, where scores are equal, and where it is the first."""
     whole = positioned(problem, question.subject).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
@@ -281,10 +281,10 @@ def _errors_in_order(
     if at := row[2]:
         turned = taken(whole, -2, np.roll(np.arange(problem.sizes[2]), -at))
         others.append((turned, (*row[:2], 0)))
-    for other, place in others:
+    for other, at_row in others:
         asked = fit(other, question.subject)
-        truth = answer(dense_of(meant(asked, question.subject))).arrays["output"][place]
-        yield _error(ask(asked)["output"][place], truth)
+        truth = answer(dense_of(meant(asked, question.subject))).arrays["output"][at_row]
+        yield _error(ask(asked)["output"][at_row], truth)
 
 
 def _error(got: NumpyArray, truth: NumpyArray) -> float:
