@@ -26,9 +26,7 @@ from attention_conformance.mistakes.variants import (
     Change,
     Variant,
     cause,
-    changed,
     keys_left,
-    scaled,
     unscaled,
 )
 from attention_conformance.oracle.dense import Dense, answer, dense_of
@@ -293,29 +291,31 @@ def _error(got: NumpyArray, truth: NumpyArray) -> float:
 
 
 def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Variant]:
-    """What a row is where its scores, or its bias, are times one number: the number that comes nearest to it."""
-    seen = dense.through[row]
-    if dense.softcap is not None or dense.sinks is not None or not (seen.any() and np.isfinite(got).all()):
+    """What a row is where its scores, bias or sink are times one number: the number that comes nearest to it."""
+    seen, head = dense.through[row], row[1]
+    if not (seen.any() and np.isfinite(got).all()):
         return
     key, value = dense.key[row[:2]][seen], dense.value[row[:2]][seen]
-    scores = dense.scale * (key @ dense.query[row])
-    bias = np.zeros_like(scores)
-    if dense.bias is not None:
-        bias = np.broadcast_to(dense.bias, dense.through.shape)[row][seen]
+    zero, cap = np.zeros(len(key)), dense.softcap
+    bias = zero if dense.bias is None else np.broadcast_to(dense.bias, dense.through.shape)[row][seen]
+    parts = {"scale": dense.scale * (key @ dense.query[row]), "bias": bias}
+    if dense.sinks is not None:
+        parts["sinks"], value = dense.sinks[head : head + 1], np.concatenate([value, 0 * value[:1]])
 
-    def nearest(of: NumpyArray, rest: NumpyArray) -> float:
+    def error(name: str, factors: NumpyArray) -> NumpyArray:
+        """How far rows are off where a part is times each of these factors."""
+        times = {each: factors[:, None] * part if each == name else part + zero[:1] for each, part in parts.items()}
+        scores = times["scale"] if cap is None else cap * np.tanh(times["scale"] / cap)
+        powers = np.broadcast_to(scores + times["bias"], (factors.size, len(key)))
+        if dense.sinks is not None:
+            powers = np.concatenate([powers, np.broadcast_to(times["sinks"], (factors.size, 1))], axis=-1)
+        powers = np.exp(powers - powers.max(axis=-1, keepdims=True))
+        return np.asarray(((powers @ value / powers.sum(axis=-1, keepdims=True) - got) ** 2).sum(axis=-1))
+
+    for name in (each for each, part in parts.items() if part.any()):
         factors, step = np.concatenate([sign * 2.0 ** np.arange(-8, 8, 0.25) for sign in (-1, 1)]), 0.25
-        while True:
-            powers = rest + factors[:, None] * of
-            powers = np.exp(powers - powers.max(axis=-1, keepdims=True))
-            rows = powers @ value / powers.sum(axis=-1, keepdims=True)
-            best = float(factors[((rows - got) ** 2).sum(axis=-1).argmin()])
-            if step < 2.0**-28:
-                return best
-            factors, step = best * 2.0 ** np.linspace(-step, step, 17), step / 8
-
-    factor = nearest(scores, bias)
-    yield cause("other-scale", factor, change=scaled(lambda each: factor * each.scale))
-    if bias.any():
-        factor = nearest(bias, scores)
-        yield cause("other-bias", factor, change=changed("bias", lambda each, _: factor * each))
+        while step > 2.0**-28:
+            factor = float(factors[error(name, factors).argmin()])
+            factors, step = factor * 2.0 ** np.linspace(-step, step, 17), step / 8
+        more = {name: factor * getattr(dense, name)}
+        yield cause(f"other-{name}", factor, change=functools.partial(Dense.changed, **more))
