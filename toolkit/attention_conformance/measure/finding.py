@@ -187,14 +187,14 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
     What small calls found about all of a subject comes before its cases. That state or threads matter comes before
-    other causes, as these may be guesses at what they do. A cause that fails to predict more wrong numbers than it
-    predicts comes after others, and so does what several calls disagree in. Of others, what many cases show comes
-    first, where a case counts several times whose numbers the cause predicts.
+    other causes, as these may be guesses at what they do. A cause that fails to predict more than half as many wrong
+    numbers as it predicts comes after others, and so does what several calls disagree in. Of others, what many cases
+    show comes first, where a case counts several times whose numbers the cause predicts.
     """
     findings = list(findings)
     of_wrong = [each for each in findings if each.verdict in WRONG]
     predicted = Counter(name for each in of_wrong for name in each.equals)
-    predicted.subtract(name for each in of_wrong for name in each.rejected)
+    unlike = Counter(name for each in of_wrong for name in each.rejected)
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
@@ -208,7 +208,7 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             not group[0].variant,
             not group[0].says,
             group[0].dtype != "-",
-            predicted[group[0].variant] < 0,
+            2 * unlike[group[0].variant] > predicted[group[0].variant],
             group[0].variant.startswith("unlike-"),
             -sum(EXACT if each.equals else 1 for each in group),
         ),

@@ -156,8 +156,8 @@ def again(question: Question, problem: Problem) -> Arrays:
     result_of(question, other)
     later, second = to_numpy(result, backend), result_of(question, fitted)
     for name, each in first.items():
-        if difference(each, later[name]):
-            return later
+        if unlike := difference(each, later[name]):
+            raise Touched(f"{name} after a later call: {unlike.text(name)}", "overwritten-result")
         if unlike := difference(each, second[name]):
             raise Touched(f"{name} of an equal call after another: {unlike.text(name)}", "other-bits")
     return first

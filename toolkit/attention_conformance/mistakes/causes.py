@@ -34,7 +34,7 @@ from attention_conformance.mistakes.variants import (
     reached,
 )
 from attention_conformance.oracle.attention import Exact
-from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of
+from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of, gradient_of
 from attention_conformance.oracle.ulps import errors_of
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -52,6 +52,12 @@ LEADING = 4
 
 OF_SCALE = 7
 """The line of the contract about the scale, whose faults some cases that tell little equal by chance."""
+
+BLOCK = 16
+"""Keys or queries in a block whose share of a gradient is looked for."""
+
+SUMS = {"query": (-1,), "key": (-2, -3), "value": (-2, -3), "bias": (-2, -3, -4), "sinks": (-2, -4)}
+"""The axes of the scores over which each gradient is a sum."""
 
 MOST_ROWS = 16
 """Wrong rows that are looked for among the right ones."""
@@ -177,6 +183,37 @@ class Variants:
         words = [word for word, number in usual.items() if math.isclose(factor, number, rel_tol=2**-6)]
         names = {f"gradient-of-{'-and-'.join(factors)}-{word}" for word in words} & {*TABLES["answers"]}
         return [cause(name) for name in sorted(names)] or [cause("factor", what, factor)]
+
+    def of_parts(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
+        """What explains gradients, which are sums over keys, queries, heads and samples, where parts of these lack."""
+        truth, dense = bounds.truth.arrays, self._dense
+        wrong = [name for name in truth if name in got and not bounds.measure({name: got[name]}, truth).passes]
+        if dense is None or dense.cotangent is None or not {*wrong} <= {*SUMS}:
+            return []
+        is_broadcast, rows = bool({"bias", "sinks"} & {*wrong}), (1, *dense.through.shape)
+        for axis, word in ((-1, "keys"), (-2, "queries"), (-3, "heads"), (-4, "samples")):
+            is_group = axis == -3 and not is_broadcast
+            count, size = dense.group_size if is_group else rows[axis], 1 if is_broadcast or axis < -2 else BLOCK
+            at = np.arange(rows[axis]) % count // size
+            lost = [self._lost(name, got[name], bounds, axis, at) for name in wrong if axis in SUMS[name]]
+            if len(lost) == len(wrong) and lost[0].size and all(np.array_equal(each, lost[0]) for each in lost):
+                first, last = int(lost[0][0]) * size, min(int(lost[0][-1] + 1) * size, count) - 1
+                word = "query heads of a group," if is_group else word
+                return [cause("gradient-of-part", " and ".join(wrong), f"{word} {first} to {last} of {count}")]
+        return []
+
+    def _lost(self, name: str, got: NumpyArray, bounds: Bounds, axis: int, at: NumpyArray) -> NumpyArray:
+        """Which parts of an axis, by their numbers, a gradient lacks, where it is the sum of the others."""
+        exact, numbers, none = bounds.truth.arrays[name], np.unique(at), np.zeros(0, int)
+        if numbers.size < 2 or numbers.size * exact.high.size > MOST_PLANTED or self._dense is None:
+            return none
+        shape = (-1, *[1] * (-1 - axis))
+        parts = np.stack([gradient_of(self._dense, (at == each).reshape(shape))[name] for each in numbers])
+        matrix = parts.reshape(numbers.size, -1).astype(np.float64)
+        shares = np.round(np.linalg.lstsq(matrix @ matrix.T, matrix @ got.astype(np.float64).ravel(), rcond=None)[0])
+        rest = as_exact(np.tensordot(shares, parts, axes=1), exact.scale)
+        is_sum = bounds.measure({name: got}, {name: rest}).passes
+        return numbers[(shares == 0) & matrix.any(axis=-1)] if is_sum else none
 
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""

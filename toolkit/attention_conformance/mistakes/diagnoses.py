@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from attention_conformance.mistakes.variants import (
-    AXES,
     Changes,
     cause,
     causes,
@@ -134,21 +133,6 @@ def _transposed(array: NumpyArray, dense: Dense) -> NumpyArray:
     return np.swapaxes(array, -1, -2) if array.shape[-2:] == (array.shape[-1],) * 2 else array
 
 
-@given
-def _sink_unshifted(dense: Dense, with_sink: bool) -> Answer | None:
-    """The power of the sink is added as it is, to powers of differences to the maximum."""
-    if dense.sinks is None or dense.cotangent is not None:
-        return None
-    truth, sinks = answer(dense), dense.sinks[:, None]
-    weights, logsumexp = truth.arrays["weights"], truth.arrays["logsumexp"]
-    top = np.log(weights.max(axis=-1)) + logsumexp
-    top = np.maximum(top, sinks) if with_sink else top
-    powers = np.exp(logsumexp - top) - np.exp(sinks - top)
-    total = powers + np.exp(sinks)
-    factor = np.exp(logsumexp - top) / total
-    return truth.of(output=truth.arrays["output"] * factor[..., None], logsumexp=top + np.log(total))
-
-
 def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top = np.log(truth.arrays["weights"].max(axis=-1, initial=0.0)) + truth.arrays["logsumexp"]
     return np.asarray(top if dense.sinks is None else np.maximum(top, dense.sinks[:, None]))
@@ -168,43 +152,6 @@ def _edge(dense: Dense, of_row: int, of_column: int, more: bool) -> Dense | None
     at = of_row * rows + of_column * columns
     end = np.where(dense.mask, at, -at.size).max(axis=(-2, -1), keepdims=True)
     return dense.changed(mask=dense.mask | (at == end + 1) if more else dense.mask & (at != end))
-
-
-@given
-def _padded(dense: Dense, block: int, is_first: bool) -> Dense | None:
-    """Zeros behind the keys, up to a whole block, before the masks or behind them: none but causality hides these."""
-    more = -dense.key.shape[-2] % block
-    if not more or dense.cotangent is not None:
-        return None
-    through = dense.through if is_first else dense.changed(causal=None).through
-    bias = np.broadcast_to(_finite_bias(dense), through.shape)
-    key, value = (np.pad(each, [(0, 0)] * (each.ndim - 2) + [(0, more), (0, 0)]) for each in (dense.key, dense.value))
-    mask, bias = (
-        np.pad(each, [(0, 0)] * (each.ndim - 1) + [(0, more)], constant_values=filled)
-        for each, filled in ((through, True), (bias, 0.0))
-    )
-    return dense.changed(key=key, value=value, mask=mask, bias=bias, causal=None if is_first else dense.causal)
-
-
-@given
-def _one_of_group(dense: Dense, names: Sequence[str], at: int) -> Answer | None:
-    """The gradient of a shared key head is that through one of its query heads."""
-    if dense.cotangent is None or dense.group_size == 1:
-        return None
-    truth, each_head = answer(dense), answer(dense.changed(group_size=1)).arrays
-    of_one = {name: each_head[name][..., at % dense.group_size :: dense.group_size, :, :] for name in names}
-    return truth.of(**{**truth.arrays, **of_one})
-
-
-@given
-def _bias_of_first(dense: Dense, axis: int) -> Answer | None:
-    """The gradient of a bias that is broadcast along an axis comes from the first along it alone."""
-    if dense.cotangent is None or dense.bias is None or dense.bias.shape[axis:][:1] not in ((), (1,)):
-        return None
-    truth, first = answer(dense), np.zeros_like(dense.cotangent)
-    np.moveaxis(first, axis, 0)[0] = 1.0
-    of_first = answer(dense.changed(cotangent=dense.cotangent * first)).arrays["bias"]
-    return truth.of(**{**truth.arrays, "bias": of_first})
 
 
 @given
@@ -282,8 +229,21 @@ def _padded_scale(whole: int, dense: Dense) -> float:
     return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
 
 
-def _sink_of_zero(dense: Dense) -> Dense | None:
-    return dense.changed(sinks=np.zeros(dense.query.shape[-3])) if dense.sinks is None else None
+def _of_other_heads(order: Callable[[NumpyArray, int], NumpyArray], bias: NumpyArray, dense: Dense) -> NumpyArray:
+    return order(bias, -3) if bias.ndim > 2 else bias
+
+
+def _next(array: NumpyArray, axis: int) -> NumpyArray:
+    return np.roll(array, 1, axis=axis)
+
+
+def _from_first(mask: NumpyArray) -> NumpyArray:
+    """A mask that shows all keys from the first on that it showed."""
+    return np.logical_or.accumulate(mask, axis=-1)
+
+
+def _counted(times: int, sinks: NumpyArray, dense: Dense) -> NumpyArray:
+    return np.asarray(sinks + math.log(times))
 
 
 FINITE = cause("bias-of-minus-10000", change=_unhidden)
@@ -293,11 +253,12 @@ CHANGES: Changes = {
     "reversed-causality": _causal_by(lambda rows, columns: columns >= rows),
     "causality-of-first-query": _causal_by(lambda rows, columns: columns <= rows.min()),
     "mask-or-causality": _either,
-    "sink-of-zero": _sink_of_zero,
     "mask-transposed": changed("mask", _transposed),
     "bias-transposed": changed("bias", _transposed),
     "masked-scores-of-0": _masked_to_zero,
     "bias-of-next-key": changed("bias", lambda bias, dense: np.roll(bias, 1, axis=-1)),
+    "window-without-first": changed("mask", lambda mask, dense: np.flip(_from_first(np.flip(mask, -1)), -1)),
+    "window-without-last": changed("mask", lambda mask, dense: _from_first(mask)),
     "mask-of-any-sample": changed("mask", lambda mask, dense: np.asarray(mask.any(axis=0, keepdims=True))),
     "keys-after-hidden-lost": lambda dense: (
         None if dense.mask is None else dense.changed(mask=np.logical_and.accumulate(dense.through, axis=-1))
@@ -329,13 +290,11 @@ CHANGES: Changes = {
         changed("sinks", lambda sinks, dense: sinks.reshape(-1, dense.group_size).T.reshape(-1)),
         changed("sinks", lambda sinks, dense: np.roll(sinks, 1)),
     ),
+    "bias-of-others": tuple(changed("bias", functools.partial(_of_other_heads, by)) for by in (np.flip, _next)),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
-    "sink-twice": changed("sinks", lambda sinks, dense: sinks + math.log(2.0)),
+    "sink-twice": tuple(changed("sinks", functools.partial(_counted, times)) for times in range(2, 9)),
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
     "logsumexp-without-maximum": with_logsumexp(_without_maximum),
-    "logsumexp-of-both-bases": with_logsumexp(
-        lambda dense, truth: _maximum(dense, truth) + _without_maximum(dense, truth) / math.log(2.0)
-    ),
     "logsumexp-is-maximum": with_logsumexp(_maximum),
     "logsumexp-without-sinks": with_logsumexp(
         lambda dense, truth: None if dense.sinks is None else answer(dense.changed(sinks=None)).arrays["logsumexp"]
@@ -345,24 +304,15 @@ CHANGES: Changes = {
     "key-heads-in-turn": heads_in_turn("key"),
     "scale-of-padded-width": tuple(scaled(functools.partial(_padded_scale, whole)) for whole in BLOCKS[2:]),
     "softcap-after-mask": (_cap_after_mask(True), _cap_after_mask(False)),
-    "sink-unshifted": (_sink_unshifted(True), _sink_unshifted(False)),
     "last-channels-lost": tuple(_narrowed(functools.partial(_whole, whole)) for whole in BLOCKS[:4]),
     "gradient-without-delta": _recomputed(lambda p, dp, delta: p * dp),
-    "gradient-with-mean": _recomputed(lambda p, dp, delta: p * (dp - dp.mean(axis=-1, keepdims=True))),
     "gradient-without-mask": _recomputed(weights=_of_all_keys),
-    **{f"gradient-of-bias-of-first-{word}": _bias_of_first(axis) for word, axis in AXES.items()},
-    **{
-        f"gradient-of-{'-and-'.join(names)}-of-{word}-query-head": _one_of_group(names, at)
-        for names in (("key", "value"), ("key",), ("value",))
-        for word, at in (("first", 0), ("last", -1))
-    },
     **{
         f"{end}-key-{word}": _edge(*factors, is_more)
         for end, factors in ENDS.items()
         for word, is_more in (("less", False), ("more", True))
     },
     **{f"width-from-{width}-lost": _narrowed(functools.partial(np.greater, width)) for width in (64, 128)},
-    **{f"padding-to-{block}-counts": (_padded(block, False), _padded(block, True)) for block in BLOCKS},
     **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in BLOCKS},
     **{f"causality-by-blocks-of-{block}": _causal_by(functools.partial(_by_blocks, block)) for block in BLOCKS},
     **{f"causality-anew-at-{block}": _causal_by(functools.partial(_anew, block)) for block in BLOCKS},

@@ -20,7 +20,15 @@ from attention_conformance.measure.properties import positioned, taken
 from attention_conformance.measure.question import Question
 from attention_conformance.measure.where import Worst
 from attention_conformance.mistakes.former import CALL, STRIDES
-from attention_conformance.mistakes.variants import TABLES, Ask, Change, Variant, cause, keys_left, unscaled
+from attention_conformance.mistakes.variants import (
+    TABLES,
+    Ask,
+    Change,
+    Variant,
+    cause,
+    keys_left,
+    unscaled,
+)
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
@@ -115,6 +123,9 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     groups, keys, width = value.shape[1:]
     dense = dense_of(meant(problem, question.subject))
     weights = answer(dense).arrays["weights"][row].astype(np.float64)
+    output = ask(problem)["output"][row].astype(np.float64)
+    if exact := next(filter(predicts, _multiples(dense, row, output)), None):
+        return [exact]
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
     def shown(codes: NumpyArray) -> NumpyArray:
@@ -171,14 +182,17 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
         sinks = np.full(problem.sizes[1], math.log(count))
         zeros = cause("keys-of-score-0", f"{count:.3g}", change=functools.partial(Dense.changed, sinks=sinks))
         told = zeros if dense.sinks is None and predicts(zeros) else told
-    if another := _of_another(dense, row, ask(problem)["output"][row]):
+    if another := _of_another(dense, row, output):
         return [another]
-    if ((expected == 0) & (got > 1e-3 / width)).any():
-        return [cause("hidden-keys", int(((expected == 0) & (got > 1e-3 / width)).argmax()) * size)]
-    off = abs(ratios - 1).max()
-    if off < alike:
+    hidden, off = (expected == 0) & (got > 1e-3 / width), abs(ratios - 1).max()
+    if off < alike and not hidden.any():
         return [told] if runs else []
-    falling, equal = (each < off / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    wrong = _error(output, answer(dense).arrays["output"][row])
+    falling, equal, *alone = (each < wrong / 10 for each in _errors_in_order(question, problem, row, weights, ask))
+    if any(alone) and told.name in ("other-sum", "other-weights"):
+        return [cause("place-of-query", row[2])]
+    if hidden.any():
+        return [cause("hidden-keys", int(hidden.argmax()) * size)]
     if falling and equal:
         return [cause("unscaled-maximum")]
     if runs > 2 and off < 1 / 4:
@@ -207,10 +221,11 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
     if abs(factor - 2) < 0.1:
         bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
         yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
-    for names in (("key",), ("key", "value"), ("value",)) if first and dense.key.shape[-2] > first else ():
-        again = {name: getattr(dense, name)[..., np.arange(keys) % first, :] for name in names}
+    ends = dict.fromkeys([first, 2 ** max(first.bit_length() - 1, 0)]) if 0 < first < keys else ()
+    for end, names in itertools.product(ends, (("key",), ("key", "value"), ("value",))):
+        again = {name: getattr(dense, name)[..., np.arange(keys) % end, :] for name in names}
         change = functools.partial(Dense.changed, **again)
-        yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), first, change=change)
+        yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), end, change=change)
     for block in (64, 128, 256, 512, 1024):
         yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
     yield cause("other-weights", first, last, keys, factor)
@@ -247,19 +262,60 @@ def _of_another(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Variant 
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         outputs = powers @ dense.value[sample, head] / powers.sum(axis=-1, keepdims=True)
         errors = np.nan_to_num(abs(outputs - got.astype(np.float64)).max(axis=-1), nan=np.inf)
-    other = tuple(map(int, np.unravel_index(errors.argmin(), errors.shape)))
-    return cause("mask-of-another", query, head, sample, *other[::-1]) if errors[other] < errors[row] / 100 else None
+    near = np.argwhere(errors < min(errors[row] / 100, 2 * errors.min()))
+    other = max(near, key=lambda each: int((each == row).sum()), default=None)  # of equal masks, that of its own place
+    return None if other is None else cause("mask-of-another", query, head, sample, *map(int, other[::-1]))
 
 
 def _errors_in_order(
     question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
 ) -> Iterator[float]:
-    """The errors of a row where no block has a new maximum: with keys in the order of its weights; and equal scores."""
+    """The errors of a row where weights fall from key to key, where scores are equal, and where it is the first."""
     whole = positioned(problem, question.subject).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
     zeros = {name: np.zeros_like(whole.arrays[name]) for name in ("query", "bias") if name in whole.arrays}
-    for other in (taken(whole, -1, np.argsort(-weights, kind="stable")), whole.holding(**zeros)):
-        changed = fit(other, question.subject)
-        truth = answer(dense_of(meant(changed, question.subject))).arrays["output"][row]
-        yield float(abs(ask(changed)["output"][row] - truth).max() / abs(truth).max())
+    others = [(taken(whole, -1, np.argsort(-weights, kind="stable")), row), (whole.holding(**zeros), row)]
+    if at := row[2]:
+        turned = taken(whole, -2, np.roll(np.arange(problem.sizes[2]), -at))
+        others.append((turned, (*row[:2], 0)))
+    for other, at_row in others:
+        asked = fit(other, question.subject)
+        truth = answer(dense_of(meant(asked, question.subject))).arrays["output"][at_row]
+        yield _error(ask(asked)["output"][at_row], truth)
+
+
+def _error(got: NumpyArray, truth: NumpyArray) -> float:
+    """How far a row is off, as a part of its largest number."""
+    return float(abs(got - truth).max() / abs(truth).max())
+
+
+def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Variant]:
+    """What a row is where its scores, bias or sink are times one number: the number that comes nearest to it."""
+    seen, head = dense.through[row], row[1]
+    if not (seen.any() and np.isfinite(got).all()):
+        return
+    key, value = dense.key[row[:2]][seen], dense.value[row[:2]][seen]
+    zero, cap = np.zeros(len(key)), dense.softcap
+    bias = zero if dense.bias is None else np.broadcast_to(dense.bias, dense.through.shape)[row][seen]
+    parts = {"scale": dense.scale * (key @ dense.query[row]), "bias": bias}
+    if dense.sinks is not None:
+        parts["sinks"], value = dense.sinks[head : head + 1], np.concatenate([value, 0 * value[:1]])
+
+    def error(name: str, factors: NumpyArray) -> NumpyArray:
+        """How far rows are off where a part is times each of these factors."""
+        times = {each: factors[:, None] * part if each == name else part + zero[:1] for each, part in parts.items()}
+        scores = times["scale"] if cap is None else cap * np.tanh(times["scale"] / cap)
+        powers = np.broadcast_to(scores + times["bias"], (factors.size, len(key)))
+        if dense.sinks is not None:
+            powers = np.concatenate([powers, np.broadcast_to(times["sinks"], (factors.size, 1))], axis=-1)
+        powers = np.exp(powers - powers.max(axis=-1, keepdims=True))
+        return np.asarray(((powers @ value / powers.sum(axis=-1, keepdims=True) - got) ** 2).sum(axis=-1))
+
+    for name in (each for each, part in parts.items() if part.any()):
+        factors, step = np.concatenate([sign * 2.0 ** np.arange(-8, 8, 0.25) for sign in (-1, 1)]), 0.25
+        while step > 2.0**-28:
+            factor = float(factors[error(name, factors).argmin()])
+            factors, step = factor * 2.0 ** np.linspace(-step, step, 17), step / 8
+        more = {name: factor * getattr(dense, name)}
+        yield cause(f"other-{name}", factor, change=functools.partial(Dense.changed, **more))

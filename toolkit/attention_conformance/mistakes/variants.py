@@ -344,7 +344,7 @@ FAULTS = causes(
         "small-error": _out(lambda array: array * (1 + 2**-6)),
         "uniform-weights": scaled(lambda dense: 0.0),
         "no-scale": scaled(lambda dense: 1.0),
-        "scale-of-width": scaled(lambda dense: dense.scale**2),
+        "scale-of-width": scaled(lambda dense: dense.scale * max(dense.query.shape[-1], 1) ** -0.5),
         "scale-off": scaled(lambda dense: 1.1 * dense.scale),
         "absolute-scale": scaled(lambda dense: abs(dense.scale)),
         **{f"no-{word}": _without(name) for word, name in PARTS.items()},

@@ -236,11 +236,11 @@ def _forward(dense: Dense) -> Answer:
     return Answer({"output": output, "weights": weights, "logsumexp": logsumexp}, sizes)
 
 
-def _gradients(dense: Dense) -> Answer:
+def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
     found, d_output = _weights(dense), dense.cotangent
     assert d_output is not None
     query, key, value = (_finite(each) for each in (dense.query, dense.key, dense.value))
-    weights, transposed = found.weights, np.swapaxes(found.weights, -1, -2)
+    weights = found.weights
 
     def through_softmax(cotangent: NumpyArray, values: NumpyArray, sign: float) -> tuple[NumpyArray, NumpyArray]:
         d_weights = cotangent @ np.swapaxes(values, -1, -2)
@@ -248,6 +248,7 @@ def _gradients(dense: Dense) -> Answer:
         return weights * (d_weights + sign * mean), mean
 
     d_scores, mean = through_softmax(d_output, value, -1.0)
+    d_scores, transposed = share * d_scores, np.swapaxes(share * weights, -1, -2)
     steep = d_scores * found.derivative
     arrays = {
         "query": dense.scale * (steep @ key),
@@ -258,7 +259,7 @@ def _gradients(dense: Dense) -> Answer:
     if dense.bias is not None:
         arrays["bias"] = _unbroadcast(d_scores, dense.bias.shape)
     if dense.sinks is not None:
-        arrays["sinks"] = _unbroadcast(found.sink * -mean, shape)[:, 0, 0]
+        arrays["sinks"] = _unbroadcast(share * found.sink * -mean, shape)[:, 0, 0]
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
@@ -276,6 +277,12 @@ def _gradients(dense: Dense) -> Answer:
         return scales, float(_kappas(dense, found.through).max(initial=0.0))
 
     return Answer(arrays, sizes)
+
+
+def gradient_of(dense: Dense, share: NumpyArray) -> dict[str, NumpyArray]:
+    """What some pairs of a query and a key add to the gradients, by their share of each pair."""
+    with np.errstate(all="ignore"):
+        return _gradients(dense, share).arrays
 
 
 def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:

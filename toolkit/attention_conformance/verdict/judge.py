@@ -43,6 +43,7 @@ from attention_conformance.mistakes.variants import (
     INEXACT,
     NARROW,
     SINGLE,
+    TEXTS,
     TF32,
     Ask,
     Variant,
@@ -153,7 +154,8 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return replace(blank, verdict="not offered", detail=told)
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-        return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
+        says = TOUCHED.get(touched.name) or TEXTS.get(touched.name, (0, ""))[1]
+        return replace(found, variant=touched.name, says=says)
     except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
@@ -227,6 +229,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
     exact = [each.name for each in equal if is_exact(each.name)]
+    if question.causes and not (equal and is_whole) and (lacking := variants.of_parts(got, bounds)):
+        equal, exact, is_whole = lacking, [each.name for each in lacking], True
     if not equal and question.causes:
         equal = variants.of_factor(got, bounds) or of_another(got, bounds)
         exact, unlike = [each.name for each in equal], [*unlike, *["answer-of-another"] * (not equal)]
@@ -236,7 +240,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         with contextlib.suppress(Exception):  # whatever a subject raises for other values
             equal = read(question, problem, found.worst, ask, predicts)
         exact = [each.name for each in equal if predicts(each)]
-    if not (is_sure or exact) and question.dtype == "float32" and _wider(bounds).measure(got, truth.arrays).passes:
+    is_precise = is_sure or exact or question.dtype != "float32" or "channel" in found.says
+    if not is_precise and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
     found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
