@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from .._arrays import Array, Namespace, positions, sizes, take_rows
+from .._arrays import Array, Namespace, classes, leaves, positions, sizes, take_rows
 from .._backend import is_concrete, is_exporting
-from .._trees import classes, leaves
 from ..masks import Mask, Positions, flatten, unflatten
 from ..masks._band import LIMIT, UNKNOWN, Band
 from ..masks._mask import as_mask, bounds_of

@@ -4,4 +4,3 @@
 from ._base import *
 from ._calls import *
 from ._find import *
-from ._loops import *
