@@ -4,3 +4,4 @@
 from ._base import *
 from ._calls import *
 from ._find import *
+from ._loops import *
