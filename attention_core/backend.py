@@ -13,10 +13,13 @@ command find the backend.
 from ._arrays import (
     Array,
     DType,
+    Leaf,
     Namespace,
     cast_to,
     dtype_name,
     explain_class,
+    leaves,
+    map_leaves,
     on_device_of,
     one_line,
     shape,
@@ -27,15 +30,16 @@ from ._arrays import (
 from ._attention.blocks.forward import blockwise
 from ._attention.blocks.plan import pack, unpack
 from ._attention.call import (
+    CONTEXTS,
     Attention,
     Call,
+    assumes_finite,
     default_scale,
     fold_group,
     group_size,
     repeat_kv,
     score_positions,
 )
-from ._attention.config import CONTEXTS, assumes_finite
 from ._attention.facts import inputs_are_finite
 from ._attention.kernels import Kernel, Takes, Verdict
 from ._attention.parts import (
@@ -70,7 +74,6 @@ from ._backend import (
 )
 from ._checks import check_flags, remember
 from ._keywords import keyword_error, names_keywords, names_of, unconverted, words_of
-from ._trees import Leaf, leaves, map_leaves
 from .masks import is_top_left_causal
 from .masks._mask import bounds_of
 from .masks._rules import may_count, rule_of

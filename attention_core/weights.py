@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias, Unpack
 
 from ._arrays import Array, cast_to, shape_text, sizes, type_text
-from ._attention.call import Call
-from ._attention.config import CONTEXTS
+from ._attention.call import CONTEXTS, Call
 from ._attention.parts import Places, Run, cut, taken
 from ._attention.ways import run_call
 from ._backend import array_of, with_autocast

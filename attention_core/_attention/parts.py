@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from .._arrays import Array, Namespace, positions, sizes, take_rows
+from .._arrays import Array, Namespace, leaves, positions, sizes, take_rows
 from .._backend import is_concrete, is_exporting
-from .._trees import leaves
 from ..masks import Mask, flatten, unflatten
 from ..masks._band import LIMIT, UNKNOWN, Band
 from ..masks._mask import as_mask, bounds_of

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from .._arrays import FLOATING, HALF, Array, DType, cast_to, dtype_name
+from .._arrays import FLOATING, HALF, Array, DType, cast_to, container_of, dtype_name
 from .._keywords import in_place_of, names_keywords, untraced, with_options
-from .._trees import container_of
 from ._base import Autocast
 from ._find import array_namespace, backend_of, get_backend, is_compiling, is_of_numpy
 
@@ -112,8 +111,6 @@ def _cast(tree: Any, dtype: DType, xp: Any) -> Any:
     return cast_to(tree, dtype, xp=xp)
 
 
-Step = TypeVar("Step", bound=Callable[..., Any])
-
 STEPS: dict[str, Any] = {}
 """The functions by name, as they are called, and read where one is no step."""
 
@@ -121,7 +118,7 @@ _read: dict[str, Callable[..., Any]] = {}
 _compilers: dict[str, Any] = {}
 
 
-def may_be_step(function: Step) -> Step:
+def may_be_step(function: Function) -> Function:
     """Let Dynamo read, in the place of a function, what the backend of PyTorch makes of it (`as_step`).
 
     A first call under `torch.compile` loads that backend, as to read all of one attention takes a third of a second.

@@ -11,9 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import array_api_compat
 
-from .._arrays import OURS, Array, Namespace, dtype_name, on_device_of, refusal, type_text
+from .._arrays import (
+    OURS,
+    Array,
+    Namespace,
+    dtype_name,
+    flatten,
+    named_arrays,
+    on_device_of,
+    refusal,
+    type_text,
+    unflatten,
+)
 from .._keywords import unconverted, untraced
-from .._trees import flatten, named_arrays, unflatten
 from ._base import Backend, library_name
 
 if TYPE_CHECKING:

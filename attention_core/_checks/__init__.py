@@ -2,6 +2,5 @@
 
 # ruff: noqa: F403 (each file of this room says what it has)
 from .arguments import *
-from .functions import *
 from .shapes import *
 from .signatures import *

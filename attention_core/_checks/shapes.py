@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from .._arrays import Array, shape_text, shapes_differ, sizes, sizes_differ
+from .._arrays import Array, named_branches, shape_text, shapes_differ, sizes, sizes_differ
 from .._keywords import kept
-from .._trees import named_branches
 from .arguments import (
     HEADS_FIRST,
     ORDER,

@@ -7,8 +7,7 @@ from typing import Any, Unpack, overload
 
 from .._arithmetic import ARITHMETICS, check_arithmetic, check_width, fan_out
 from .._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
-from .._attention.call import Attention, Call, has_no_pairs
-from .._attention.config import CONTEXTS, assumes_finite, record
+from .._attention.call import CONTEXTS, Attention, Call, assumes_finite, has_no_pairs, record
 from .._attention.memo import Known, output_of, prepare
 from .._attention.shards.strategies import Sharded, explain_shards, taken_strategy
 from .._attention.ways import Explanation, all_scores, check_implementation, explain, run_call

@@ -16,12 +16,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Required, TypedDict, TypeVar
 
-from .._arrays import Array, Namespace
+from .._arrays import Array, Namespace, arrays_within
 from .._attention.shards.splits import Shards
 from .._backend import constant, holds_numpy, is_compiling, is_of_numpy
 from .._checks import check_added_dtype
 from .._keywords import with_options
-from .._trees import arrays_within
 from ..masks import Mask
 from ..random import Dropout
 

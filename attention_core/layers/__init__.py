@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._arrays import type_text
+from .._arrays import named_arrays, tree_from_names, type_text
 from .._backend import announced
 from .._keywords import publish
-from .._trees import named_arrays, tree_from_names
 from ._attention import MultiHeadAttention
 from ._decoder import DecoderLayer, GatedFeedForward, RMSNorm
 from ._layer import Initial, Layer, check_fit

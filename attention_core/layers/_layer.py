@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from .. import initializers, parameters as trees
 from .._arithmetic import ACTIVATIONS, ARITHMETICS
-from .._arrays import Array, Namespace, dtype_name, shape_text, sizes
+from .._arrays import Array, Namespace, dtype_name, named_arrays, named_branches, shape_text, sizes, tree_from_names
 from .._attention.ways import check_implementation
 from .._backend import common_namespace, is_dense, own_namespace
 from .._checks import (
@@ -29,7 +29,6 @@ from .._checks import (
 from .._functions.embeddings import check_divisors
 from .._functions.sagan import check_data_format
 from .._keywords import our_word
-from .._trees import named_arrays, named_branches, tree_from_names
 from ..masks import Mask
 from ..masks._mask import as_mask
 from ..random import Dropout, check_dropout_rate, fold_in

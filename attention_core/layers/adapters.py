@@ -14,9 +14,8 @@ import re
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
-from .._arrays import on_device_of
+from .._arrays import named_arrays, on_device_of
 from .._backend import announced, common_namespace
-from .._trees import named_arrays
 from . import KINDS
 from ._layer import Layer, check_fit
 

@@ -5,9 +5,9 @@ is a rule about positions, and needs no more memory than its own arrays. From th
 tells whether the block is masked entirely, not at all, or in part.
 """
 
+from .._arrays import Leaf, flatten, unflatten
 from .._backend import register
 from .._keywords import publish
-from .._trees import Leaf, flatten, unflatten
 from ._band import Band
 from ._mask import (
     And,

@@ -19,7 +19,10 @@ from .._arrays import (
     OURS,
     Array,
     Namespace,
+    classes,
+    flatten,
     index_dtype,
+    leaves,
     on_device_of,
     shape,
     shape_text,
@@ -39,7 +42,6 @@ from .._checks import (
     plain_integer,
     result_of,
 )
-from .._trees import classes, flatten, leaves
 from ._band import CAUSAL, FREE, Band, exact_band, integers
 from ._mask import Mask, PairPositions, Positions, Sizes, Spans, as_mask, bounds_of
 

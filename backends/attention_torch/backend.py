@@ -39,9 +39,9 @@ from attention_numpy.trees import (
 from attention_torch import operators
 from attention_torch.collectives import TorchCollectives
 from attention_torch.kernels import ScaledDotProduct
-from attention_torch.kernels.flex import RECOMPILE_OPTIONS, FlexAttention
+from attention_torch.kernels.flex import FlexAttention
 from attention_torch.modes import check_local, has_modes
-from attention_torch.program_guards import GUARD_OPTIONS
+from attention_torch.programs import GUARD_OPTIONS, compiled_apart
 from attention_torch.steps import as_step
 
 __all__ = ["TorchBackend", "backend"]
@@ -200,16 +200,7 @@ class TorchBackend(Adapter):
         """Compile a function as one graph for each combination of shapes."""
         if known_mode(mode, self.modes) == "eager":
             return function
-
-        def compiled(*arguments: Any, **options: Any) -> Any:
-            return function(*arguments, **options)
-
-        # PyTorch keeps its graphs, and counts them, with the code object: here one that no other function shares.
-        compiled.__code__ = compiled.__code__.replace()
-        options = dict(GUARD_OPTIONS) or None  # PyTorch takes it apart
-        return torch.compile(  # type: ignore[no-any-return]
-            compiled, fullgraph=True, dynamic=False, options=options, **RECOMPILE_OPTIONS
-        )
+        return compiled_apart(function, dynamic=False, options=dict(GUARD_OPTIONS) or None)  # PyTorch takes it apart
 
     def has_gradient(self, array: Array, /) -> bool:
         """Whether autograd records what is computed from a tensor; parameters alone are marked in any case."""
@@ -304,8 +295,28 @@ def _recording() -> contextlib.AbstractContextManager[Any]:
     return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # type: ignore[no-any-return]
 
 
-class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
-    """An operation with a gradient of its own."""
+class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
+    """An operation with a gradient of its own, for compilers: by operators that they do not look into."""
+
+    @staticmethod
+    def forward(text: Any, *arrays: Any) -> Any:
+        return tuple(operators.attend(arrays, text))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.operation, *arrays = inputs
+        ctx.save_for_backward(*arrays, *output)
+        ctx.count = len(arrays)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.operation))
+        return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
+
+
+class OperationFunction(CompiledOperationFunction):
+    """The same where nothing is compiled: of an `Operation` and its plan."""
 
     @staticmethod
     def forward(operation_and_plan: Any, *arrays: Any) -> Any:
@@ -313,18 +324,12 @@ class OperationFunction(torch.autograd.Function):  # type: ignore[misc]
         return operation.forward(plan, arrays, backend)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.operation_and_plan, *arrays = inputs
-        ctx.save_for_backward(*arrays, *output)
-        ctx.count = len(arrays)
-
-    @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise NotImplementedError(DIFFERENTIATED_ONCE)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        return None, *OperationBackward.apply(ctx.operation_and_plan, ctx.count, *ctx.saved_tensors, *cotangents)
+        return None, *OperationBackward.apply(ctx.operation, ctx.count, *ctx.saved_tensors, *cotangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -359,26 +364,6 @@ class OperationBackward(torch.autograd.Function):  # type: ignore[misc]
 for _each in (OperationFunction, OperationBackward):  # which PyTorch would ask for in every call
     _forward: Any = _each.forward
     _forward.__signature__ = inspect.signature(_forward)
-
-
-class CompiledOperationFunction(torch.autograd.Function):  # type: ignore[misc]
-    """The same for compilers, by operators that they do not look into."""
-
-    @staticmethod
-    def forward(text: str, *arrays: Any) -> Any:
-        return tuple(operators.attend(arrays, text))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.text, *arrays = inputs
-        ctx.save_for_backward(*arrays, *output)
-        ctx.count = len(arrays)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        arrays, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        gradients = iter(operators.attend_backward(arrays, [*results, *cotangents], ctx.text))
-        return None, *(next(gradients) if array.is_floating_point() else None for array in arrays)
 
 
 def _numpy(tensor: torch.Tensor) -> NumpyArray:

@@ -12,11 +12,13 @@ from attention_core._arrays import (
     Namespace,
     cast_to,
     index_dtype,
+    named_arrays,
     on_device_of,
     positions,
     shape,
     shape_text,
     sizes,
+    tree_from_names,
 )
 from attention_core._backend import Backend, as_constant, backend_for, common_namespace, is_concrete, without_warnings
 from attention_core._checks import (
@@ -33,7 +35,6 @@ from attention_core._checks import (
     plain_integer,
     value_range,
 )
-from attention_core._trees import named_arrays, tree_from_names
 from attention_core.layers.adapters import FixedSettings
 from attention_core.random import seed_words
 from attention_models import parameters as trees

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Namespace, on_device_of, positions, shape
+from ..._arrays import Array, Namespace, leaves, on_device_of, positions, shape
 from ..._backend import Loops, Ranks, ranks_of, runs_at_once
-from ..._trees import leaves
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
 from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed

@@ -30,9 +30,8 @@ from ..._arithmetic.exact import (
     uncontracted,
 )
 from ..._arithmetic.products import exact_sum
-from ..._arrays import Array, Arrays, Gradients, Namespace, shape, take_rows, zeros_with
+from ..._arrays import Array, Arrays, Gradients, Namespace, map_leaves, shape, take_rows, zeros_with
 from ..._backend import Ranks, ranks_of
-from ..._trees import map_leaves
 from ..blocks.grid import (
     Grid,
     Sample,
@@ -46,6 +45,7 @@ from ..blocks.plan import Plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows, make_visits, visit_blocks
 from ..call import Call, dropout_scale, flatten_group
 from . import bounds
+from .bounds import TERM_BITS, Reference, Terms, settle
 from .scores import (
     ScoreBlock,
     cut_vectors,
@@ -58,7 +58,6 @@ from .scores import (
     score_block,
     unpack_logarithm,
 )
-from .settle import TERM_BITS, Reference, Terms, settle
 
 BIAS_BITS = 40
 MAX_BACKWARD_BLOCK = 512  # queries or keys

@@ -39,6 +39,7 @@ from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
 from .backward import backward
+from .bounds import TERM_BITS, Reference, Terms, settle
 from .scores import (
     cut_vectors,
     exact_block,
@@ -48,7 +49,6 @@ from .scores import (
     scaled_queries,
     score_block,
 )
-from .settle import TERM_BITS, Reference, Terms, settle
 
 MAX_SCORE = 2.0**137  # in units of log 2: above, rows are nan
 UNIT_KEYS = 64  # about so many values of a channel tell its unit

@@ -23,9 +23,9 @@ from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, flatten_group
 from . import bounds
 from .backward import backward
+from .bounds import Reference, Terms, settle
 from .forward import arrange
 from .scores import ScoreBlock, cut_vectors, exact_block, pad_rows, unpack_logarithm
-from .settle import Reference, Terms, settle
 
 Slices = list[list[Array]]
 

@@ -7,7 +7,6 @@ blocks that a rule leaves empty are known from `Mask.blocks`, so that no array o
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
@@ -26,14 +25,10 @@ from attention_torch.kernels.flex_functions import (
 from attention_torch.kernels.guards import all_finite, as_looked_at, records
 from attention_torch.kernels.hidden import with_hidden_cleared
 from attention_torch.kernels.sdpa import differentiated_again
+from attention_torch.programs import compiled_apart
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-# PyTorch compiles a function for a few shapes only, unless told otherwise, which older versions cannot be.
-RECOMPILE_OPTIONS = (
-    {"recompile_limit": 1000} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
-)
 
 BLOCK = 128  # queries, and keys, of a block of FlexAttention
 MIN_WIDTH = 16  # of a product on tensor cores
@@ -119,15 +114,7 @@ class FlexAttention(Kernel):
         )
         signature = (_kind(_mask_key(call)[0]), *shapes, *options)
         if signature not in self._programs:
-            flex_attention = _library().flex_attention
-
-            def program(*arrays: torch.Tensor, **options: Any) -> Any:
-                return flex_attention(*arrays, **options)
-
-            # PyTorch keeps its graphs with the code object: here one that no other kind of call shares.
-            program.__code__ = program.__code__.replace()
-            compiled = torch.compile(program, fullgraph=True, **RECOMPILE_OPTIONS)
-            remember(self._programs, signature, compiled, most=KEPT)
+            remember(self._programs, signature, compiled_apart(_library().flex_attention), most=KEPT)
         return self._programs[signature]
 
 

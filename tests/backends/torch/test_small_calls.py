@@ -9,7 +9,7 @@ from torch.overrides import BaseTorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import attention_core as ac
-from attention_torch import program_guards
+from attention_torch import programs
 from attention_torch.kernels import guards
 
 attention = ac.scaled_dot_product_attention
@@ -119,13 +119,13 @@ def test_norms_of_16_bits_are_taken_in_float32():
     assert not guards.norms_are_small((large, large, torch.full_like(large, torch.inf)), 1.0)
 
 
-@pytest.mark.skipif(not program_guards.GUARD_OPTIONS, reason="this version of PyTorch takes no filter of guards")
+@pytest.mark.skipif(not programs.GUARD_OPTIONS, reason="this version of PyTorch takes no filter of guards")
 def test_programs_are_guarded_by_what_may_change():
     """A record, contexts and arguments are asked about; our own functions are not."""
     names = []
 
     def keep(guards):
-        keeps = program_guards.guards_to_keep(guards)
+        keeps = programs.guards_to_keep(guards)
         names.extend(guard.name for guard, kept in zip(guards, keeps, strict=True) if kept)
         return keeps
 
