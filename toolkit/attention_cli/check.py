@@ -119,9 +119,9 @@ class _Run:
             self._about |= {"assumed": dict(message.facts), "sources": dict(message.sources)}
             self._about["versions"] = dict(message.versions)
         versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
-        self._screen.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False)
+        self._screen.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False, markup=False)
         for line in report.assumptions(message.facts, message.sources):
-            self._screen.print(f"  {line}", highlight=False)
+            self._screen.print(f"  {line}", highlight=False, markup=False)
 
     def _note(self, finding: Finding) -> None:
         finding = accept(finding, self.job.accepted)
