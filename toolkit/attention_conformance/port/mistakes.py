@@ -37,7 +37,7 @@ SCALES = {"1": 0.5, "1/D": -0.5, "1/√D, twice": -0.5}
 """Wrong scales, and the power of D that they are away from 1/√D."""
 
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.dtype(np.float16)}
-EXPLAINED = 0.9
+EXPLAINED = 0.99
 """The share of the squared difference from which on a mistake is told that leaves more than the bound."""
 
 MOST_NUMBERS = 2**16
