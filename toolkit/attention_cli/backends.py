@@ -32,8 +32,7 @@ def backends(_: Backends, /) -> None:
 def chosen_backends(names: Many) -> list[str]:
     """The names of those that are asked for, or of all that are installed."""
     check_known("backend", names, _known())
-    missing = [name for name in names or () if name not in available_backends()]
-    if missing:
+    if missing := [name for name in names or () if name not in available_backends()]:
         raise refusal(f"backend {missing[0]} is not installed: {_install(missing[0])}")
     return [name for name in available_backends() if not names or name in names]
 

@@ -58,8 +58,8 @@ def run() -> None:
         importlib.import_module("attention_cli.app").app()
     except ImportError as error:
         extra = next((word for word in (error.name, *sys.argv[1:2]) if word in ("gguf", "bench", "view")), "check")
-        told = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
-        told = told if isinstance(error, ModuleNotFoundError) else str(error)  # of a module that is there, or of the core
+        lacks = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
+        told = lacks if isinstance(error, ModuleNotFoundError) else str(error)
         print(f"attention-core: {told}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:

@@ -45,12 +45,8 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
             question = (owed or {}).pop((message.case, message.dtype), None)
             if question is not None and isinstance(message, Returned):
                 found = graded(question, message.arrays)
-                plain += [question] * (
-                    found.verdict == "right"
-                    and question.dtype in MADE
-                    and question.case.measure == "ulp"
-                    and shape_of(question.case.name) is not None
-                )
+                is_plain = question.case.measure == "ulp" and shape_of(question.case.name) is not None
+                plain += [question] * (is_plain and question.dtype in MADE and found.verdict == "right")
                 yield found
             elif question is not None and isinstance(message, Finding):
                 told = {name: getattr(message, name) for name in OF_REFUSAL}
@@ -94,7 +90,7 @@ MADE = ("float32", "float16", "float64")
 
 
 def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
-    """A finding where a process without a line of the kit, which calls the subject once, gets a wrong answer or none."""
+    """A finding where a process without a line of the kit calls the subject once, and gets a wrong answer or none."""
     problem, backend = asked(question), question.backend
     source, _, name = target.rpartition(":")
 
