@@ -253,7 +253,7 @@ def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **optio
 
 
 def check_rotation(
-    channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any, of: str = "rotary_"
+    channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any, *, of: str = "rotary_"
 ) -> int:
     """Raise unless heads of so many channels can be rotated by these options; return how many channels are.
 
@@ -273,8 +273,8 @@ def check_rotation(
         raise ValueError(f"expected an even {of}width of at most {channels} channels; got {rotated}{hint}")
     if divisors is not None:
         check_divisors(f"{of}divisors", divisors)
-        if len(divisors) != rotated // 2:
-            raise ValueError(f"expected {rotated // 2} {of}divisors, one for each pair of channels; got {len(divisors)}")
+        if len(divisors) != (pairs := rotated // 2):
+            raise ValueError(f"expected {pairs} {of}divisors, one for each pair of channels; got {len(divisors)}")
     return rotated
 
 

@@ -39,7 +39,7 @@ def chosen_backends(names: Many) -> list[str]:
 
 def _known() -> list[str]:
     """The names of those that are announced. Raise ImportError, which says why, where there are none."""
-    return announced_backends() or [get_backend("numpy").name]
+    return list(announced_backends()) or [get_backend("numpy").name]
 
 
 def load(names: Iterable[str]) -> list[Backend]:
