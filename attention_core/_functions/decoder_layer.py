@@ -338,7 +338,7 @@ def _check_memory(name: str, layer: DecoderLayer, memory: Array | None, mask: An
     if layer.cross_attention is not None and memory is None:
         raise ValueError(f"expected memory for {name}.cross_attention, of memory_channels=...; got None")
     if layer.cross_attention is None and (memory is not None or mask is not None):
-        raise ValueError(f"expected no memory for {name} without cross_attention, of memory_channels=...; got some")
+        raise ValueError(f"expected no memory or mask: {name} has no cross_attention, of memory_channels=...; got some")
     if layer.cross_attention is None and layer.cross_attention_norm is not None:
         raise ValueError(f"expected {name}.cross_attention besides {name}.cross_attention_norm; got None")
 

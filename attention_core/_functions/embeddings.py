@@ -249,29 +249,32 @@ def _check_call(*, x: Array, positions: Array, arithmetic: Any, xp: Any, **optio
     xp = common_namespace(xp, {"x": x, "positions": positions})
     known = check_shapes(_ROTATED, {"x": x, "positions": positions})
     check_arithmetic(arithmetic, "x", x)
-    return xp, check_rotation(known["D"], **options)
+    return xp, check_rotation(known["D"], **options, of="")
 
 
-def check_rotation(channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any) -> int:
-    """Raise unless heads of so many channels can be rotated by these options; return how many channels are."""
+def check_rotation(
+    channels: int | None, base: Any, width: Any, divisors: Any, interleaved: Any, *, of: str = "rotary_"
+) -> int:
+    """Raise unless heads of so many channels can be rotated by these options; return how many channels are.
+
+    A message names options as a layer does, or without what they are ``of``.
+    """
     if channels is None:
         raise ValueError("expected vectors of a known width, to rotate them; got some of an unknown one")
     check_flags(interleaved=interleaved)
     if only_array(base) is not None:
-        raise TypeError(f"expected base as a Python number; got {type(base).__name__}")
-    check_number("base", base)
+        raise TypeError(f"expected {of}base as a Python number; got {type(base).__name__}")
+    check_number(f"{of}base", base)
     if base < 1:
-        raise ValueError(f"expected base >= 1; got {number_text(base)}")
-    if width is not None:
-        width = check_positive("width", width)
-    rotated: int = channels if width is None else width
+        raise ValueError(f"expected {of}base >= 1; got {number_text(base)}")
+    rotated: int = channels if width is None else check_positive(f"{of}width", width)
     if rotated % 2 or rotated > channels:
-        hint = ": width=... rotates some of them" if width is None else ""
-        raise ValueError(f"expected an even width of at most {channels} channels; got {rotated}{hint}")
+        hint = f": {of}width=... rotates some of them" if width is None else ""
+        raise ValueError(f"expected an even {of}width of at most {channels} channels; got {rotated}{hint}")
     if divisors is not None:
-        check_divisors("divisors", divisors)
-        if len(divisors) != rotated // 2:
-            raise ValueError(f"expected {rotated // 2} divisors, one for each pair of channels; got {len(divisors)}")
+        check_divisors(f"{of}divisors", divisors)
+        if len(divisors) != (pairs := rotated // 2):
+            raise ValueError(f"expected {pairs} {of}divisors, one for each pair of channels; got {len(divisors)}")
     return rotated
 
 

@@ -129,6 +129,7 @@ def test_a_baseline_keeps_cause_and_error_and_another_is_no_baseline(tmp_path, m
     monkeypatch.setenv("LOW", "-inf")
     for name, case, variable, first, others in (
         ("attention", "empty-row-mask", "LOW", "-inf", {"-inf": 0, "-1e4": 1}),
+        ("more", "shape-65x65-plain", "MORE", "nan", {"nan": 0, "inf": 1}),
         ("more", "shape-65x65-plain", "MORE", "1.5", {"1.6": 0, "9": 1}),
     ):
         target, cases = f"{tmp_path / 'low.py'}:{name}", ("--case", case, "--dtype", "float32")

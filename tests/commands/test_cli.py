@@ -18,7 +18,7 @@ from rich.console import Console
 
 import attention_core as ac
 from attention_benchmark.problem import MASKS, PRESETS
-from attention_cli import app as command_line, main as program
+from attention_cli import app as command_line, backends, main as program
 from attention_conformance import CASES
 from attention_conformance.cases.contract import LINES
 from attention_conformance.measure.finding import Finding
@@ -216,17 +216,21 @@ def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
 
 
 def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatch, capsys):
-    for name, extra in (("gguf", "gguf"), ("typer", "view"), ("one_that_no_extra_has", "check")):
+    for name, extra in (("gguf", "gguf"), ("typer", "view"), ("one_that_no_extra_has", "check"), ("broken", "")):
 
-        def app(name=name):
-            raise ModuleNotFoundError(name=name)
+        def app(name=name, extra=extra):
+            raise ModuleNotFoundError(name=name) if extra else ImportError(f"expected {name}")
 
         monkeypatch.setitem(sys.modules, "attention_cli.app", types.SimpleNamespace(app=app))
         monkeypatch.setattr(sys, "argv", ["attention-core", "view" if extra == "view" else "digest"])
         with pytest.raises(SystemExit) as caught:
             program.run()
-        told = f"attention-core: the command needs {name}: pip install 'attention-toolkit[{extra}]'\n"
-        assert (caught.value.code, capsys.readouterr().err) == (2, told)
+        needs = f"the command needs {name}: pip install 'attention-toolkit[{extra}]'" if extra else "expected broken"
+        assert (caught.value.code, capsys.readouterr().err) == (2, f"attention-core: {needs}\n")
+    monkeypatch.setattr(backends, "announced_backends", list)
+    monkeypatch.setattr("attention_core._backend._find.entries", dict)
+    with pytest.raises(ImportError, match="expected an installed distribution that announces backends"):
+        backends.chosen_backends(["numpy"])
 
 
 def test_an_encoding_without_a_sign_shows_another(monkeypatch):

@@ -265,7 +265,7 @@ def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
         ({"more": ["blk.0.attn_rot_embd.weight"]}, LayoutError, "expected no other tensors of a llama in {}; got blk.0.attn_rot_embd.weight"),
         ({"values": {"attention.sliding_window": 3}}, LayoutError, "expected no llama.attention.sliding_window, which is not known, in {}; got 3"),
         ({"values": {"tensor_data_layout": "reference"}}, LayoutError, "expected no llama.tensor_data_layout, which is not known, in {}; got 'reference'"),
-        ({"values": {"rope.freq_base": 0.5}}, LayoutError, "expected settings of a language model in {}; got others: expected base >= 1; got 0.5"),
+        ({"values": {"rope.freq_base": 0.5}}, LayoutError, "expected settings of a language model in {}; got others: expected rotary_base >= 1; got 0.5"),
         ({"values": {"rope.freq_base": "10"}}, LayoutError, "expected llama.rope.freq_base in {} as a positive number; got '10'"),
         ({"more_values": {"adapter.lora.alpha": 8.0}}, LayoutError, "expected a llama alone in {}; got adapter.lora.alpha 8.0"),
         ({"values": {"attention.value_length": 2}}, LayoutError, "expected values as wide as keys, 4, in {}; got 2"),

@@ -113,6 +113,16 @@ def test_of_two_mistakes_the_first_is_named_and_that_it_is_not_all(encoder, mist
     heads = {"scale": "attention 1: output", "transposed": "attention 1: query"}[mistake]
     assert (found.first.name, names(found)) == (heads if is_fused else "layers.1.attention", [name])
     assert found.causes[0].says.endswith("is, and layers.1 is not within the bound")
+    assert mistake == "scale" or found.causes[0].says.startswith("layers.1.attention.query.weight transposed: ")
+
+
+def test_layers_in_another_order_are_called_by_no_other_mistake(decoder):
+    from ported_models import Decoder
+
+    port = Decoder(DECODER, TREE)
+    port.blocks = port.blocks[::-1]
+    found = compare(decoder, port)
+    assert (found.first.name, names(found)) == ("layers.0.attention", [])
 
 
 def test_honest_ports_have_nothing(encoder, decoder):

@@ -2,12 +2,14 @@
 
 import functools
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attention_conformance import Subject, check_subject, problem_of
+from attention_conformance import Subject, check_subject, load_target, problem_of
 from attention_conformance.kernel.options import Options
 from attention_conformance.pytest_cases import case_tests
 from attention_core import scaled_dot_product_attention
@@ -192,3 +194,11 @@ def test_gradients_are_compared_as_well_as_outputs():
     assert found.verdict == "other bits"
     assert "% of value differ, by at most " in found.detail
     assert found.detail.endswith("1 of 4 comparisons differ")
+
+
+@pytest.mark.needs("torch")
+def test_the_guide_tells_how_many_calls_of_other_strides_there_are():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "same-bits.md").read_text()
+    subject = load_target("torch.sdpa")
+    (found,) = check_subject(subject, same_bits_as=subject, cases=["bits-strides"], dtypes=["float32"])
+    assert re.search(r" of \d+ comparisons", found.detail)[0] in guide

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.text import Text
 
 from attention_cli.progress import followed
 from attention_cli.terminal import check_file, console, refusal, refusing
@@ -119,9 +120,9 @@ class _Run:
             self._about |= {"assumed": dict(message.facts), "sources": dict(message.sources)}
             self._about["versions"] = dict(message.versions)
         versions = ", ".join(f"{name} {each}" for name, each in message.versions.items())
-        self._screen.print(f"{message.target or self.job.target} ({versions}), assumed:", style="bold", highlight=False)
+        self._screen.print(Text(f"{message.target or self.job.target} ({versions}), assumed:"), style="bold")
         for line in report.assumptions(message.facts, message.sources):
-            self._screen.print(f"  {line}", highlight=False)
+            self._screen.print(Text(f"  {line}"))
 
     def _note(self, finding: Finding) -> None:
         finding = accept(finding, self.job.accepted)

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """Run the command; say in a line which module it lacks, or that a disk is full."""
+    """Run the command; say in a line which module it lacks or cannot import, or that a disk is full."""
     for name, setting in SETTINGS.items():
         os.environ.setdefault(name, setting)
     for stream in (sys.stdout, sys.stderr):
@@ -56,9 +56,10 @@ def run() -> None:
             stream.reconfigure(errors="replace")  # whose encoding may have no ≤
     try:
         importlib.import_module("attention_cli.app").app()
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         extra = next((word for word in (error.name, *sys.argv[1:2]) if word in ("gguf", "bench", "view")), "check")
-        told = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
+        lacks = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
+        told = lacks if isinstance(error, ModuleNotFoundError) else str(error)
         print(f"attention-core: {told}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from types import UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import ml_dtypes
 import numpy as np
 
+from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.finding import VERDICTS, Finding, Started
 from attention_conformance.problem import NumpyArray
 
@@ -74,6 +77,8 @@ OF_REFUSAL = ("verdict", "detail", "variant", "says", "traceback", "kinds", "sha
 
 OF_CASE = ("case", "dtype", "line", "shows")
 
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
 PLAIN = {each.__name__: each for each in (Asked, Described, Refused)}
 
 
@@ -100,16 +105,37 @@ def unpacked(data: bytes) -> Any:
     if kind == "NoneType":
         return None
     if kind in PLAIN:
-        return PLAIN[kind](**{name: _frozen(each) for name, each in found.items()})
+        return _checked(PLAIN[kind](**{name: _frozen(each) for name, each in found.items()}))
     if kind == "Started":
-        case, dtype = map(str, found)
+        case, dtype = map(_frozen, map(str, found))
         return Started(Finding(case, dtype, 0, "", "crashed"))
     if kind == "Returned":
         case, dtype, rows = found
         return Returned(str(case), str(dtype), _arrays(rows, body))
     if kind != "Finding" or found["verdict"] not in BELIEVED:
         raise ValueError(f"expected a refusal; got {str(found)[:80]}")
-    return Finding(**{name: _frozen(found[name]) for name in (*OF_CASE, *OF_REFUSAL)})
+    return _checked(Finding(**{name: _frozen(found[name]) for name in (*OF_CASE, *OF_REFUSAL)}))
+
+
+def _checked(message: Any) -> Any:
+    """A message whose fields, and whose facts about a subject, have the types that they say; ValueError for others."""
+    for name, hint in get_type_hints(type(message)).items():
+        value = getattr(message, name)
+        known = get_type_hints(Subject) if name == "facts" and value is not None else {}
+        if not _is_of(value, hint) or not all(_is_of(value[each], known[each]) for each in known if each in value):
+            raise ValueError(f"expected {name} as {hint}; got {str(value)[:80]}")
+    return message
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_is_of(value, each) for each in parts)
+    if not (hint is Any or isinstance(value, kind)):
+        return False
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and _is_of(each, parts[-1]) for name, each in value.items())
+    return kind is not tuple or all(_is_of(each, parts[0]) for each in value)
 
 
 def _arrays(rows: Any, body: bytes) -> dict[str, NumpyArray]:
@@ -124,7 +150,9 @@ def _arrays(rows: Any, body: bytes) -> dict[str, NumpyArray]:
 
 
 def _frozen(each: Any) -> Any:
-    """What JSON read, with tuples for lists."""
+    """What JSON read, with tuples for lists, and no character that controls a terminal."""
+    if isinstance(each, str):
+        return CONTROL.sub("?", each)
     if isinstance(each, Mapping):
-        return {name: _frozen(part) for name, part in each.items()}
+        return {_frozen(name): _frozen(part) for name, part in each.items()}
     return tuple(map(_frozen, each)) if isinstance(each, list) else each

@@ -14,7 +14,7 @@ import numpy as np
 
 import attention_models as models
 from attention_conformance.port.records import Place, record
-from attention_conformance.port.sides import Side
+from attention_conformance.port.sides import Side, place_of
 from attention_conformance.problem import NumpyArray
 from attention_core import layers, scaled_dot_product_attention
 from attention_core.functions import linear
@@ -37,7 +37,7 @@ SCALES = {"1": 0.5, "1/D": -0.5, "1/√D, twice": -0.5}
 """Wrong scales, and the power of D that they are away from 1/√D."""
 
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.dtype(np.float16)}
-EXPLAINED = 0.9
+EXPLAINED = 0.99
 """The share of the squared difference from which on a mistake is told that leaves more than the bound."""
 
 MOST_NUMBERS = 2**16
@@ -153,11 +153,15 @@ def _kind(array: NumpyArray) -> str:
 
 
 class Stage(NamedTuple):
-    """Layers one behind the other, as they are called: all of a model, or one; ``twist`` stands for attention."""
+    """Layers one behind the other, as they are called: all of a model, or the one of a name.
+
+    ``twist`` stands for attention.
+    """
 
     definitions: tuple[Any, ...]
     parameters: tuple[Any, ...]
     inputs: Inputs
+    name: str = ""
     twist: Callable[[Any, Any, NumpyArray], NumpyArray] | None = None
 
     def places(self) -> list[Place]:
@@ -183,6 +187,11 @@ class Stage(NamedTuple):
     def named(self) -> dict[str, NumpyArray]:
         """The parameters by name, without those of cross-attention."""
         return {name: each for name, each in named_arrays(self.parameters).items() if "cross" not in name}
+
+    def told(self, name: str) -> str:
+        """A parameter by its name in the model."""
+        index, _, rest = name.partition(".")
+        return f"{place_of(int(index)) if len(self.definitions) > 1 else self.name}.{rest}".removeprefix(".")
 
     def with_arrays(self, changed: Inputs) -> Stage:
         """The stage with other parameters of the same shapes."""
@@ -256,7 +265,7 @@ def _stages(
             else (replace(whole.layer, window=whole.windows[index]), side.parameters[0].layers[index])
         )
         others = {each: array for each, array in inputs.items() if each in ("key_mask", "mask", "position_ids")}
-        stage = Stage((layer,), (tree,), {"x": arrays[before], **others})
+        stage = Stage((layer,), (tree,), {"x": arrays[before], **others}, end)
         calls = sum(bool(re.fullmatch(r"attention \d+: output", each.name)) for each in stage.places())
 
         def in_model(local: str) -> str:
@@ -367,7 +376,8 @@ def _weights(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
         groups: dict[str, dict[str, NumpyArray]] = {}
         for name, array in changed.items():
             kind = ".".join(part for part in name.split(".") if not part.isdigit() and part != "layers")
-            for group in (name, f"{kind}, of all layers", *("query, key and value",) * _is_inside(name), "all maps"):
+            inside = ("query, key and value",) * _is_inside(name)
+            for group in (stage.told(name), f"{kind}, of all layers", *inside, "all maps"):
                 groups.setdefault(group, {})[name] = array
         tried = list[set[str]]()
         for group, some in groups.items():

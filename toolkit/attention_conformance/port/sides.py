@@ -70,7 +70,7 @@ class Side:
         """The weights by the names of this project; of another model, by its own."""
         if self.definitions:
             several = len(self.definitions) > 1
-            trees = [(f"{_place(i)}." if several else "", tree) for i, tree in enumerate(self.parameters)]
+            trees = [(f"{place_of(i)}." if several else "", tree) for i, tree in enumerate(self.parameters)]
             named = {f"{at}{name}": each for at, tree in trees for name, each in layers.named_arrays(tree).items()}
             return {name: np.asarray(each) for name, each in named.items()}
         if self.framework == "torch":
@@ -84,8 +84,8 @@ class Side:
         return {}
 
 
-def _place(index: int) -> str:
-    """The name of an array of layers: embeddings, and layers behind them."""
+def place_of(index: int) -> str:
+    """The name of one of several layers: embeddings, and layers behind them."""
     return f"layers.{index - 1}" if index else "embeddings"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import pickle
 import subprocess
 import sys
@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from attention_conformance.call import one_line
 from attention_conformance.cases.shapes import shape_of
 from attention_conformance.launch.call import outputs, place, to_numpy
-from attention_conformance.launch.subject import Subject
+from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.launch.watch import TOUCHED
-from attention_conformance.measure.finding import WRONG, Finding
+from attention_conformance.measure.finding import ENDED, WRONG, Finding
 from attention_conformance.measure.messages import OF_REFUSAL, Described, Message, Refused, Returned
 from attention_conformance.measure.question import Question
 from attention_conformance.run.job import Job
@@ -37,17 +38,15 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
         if isinstance(message, Described) and owed is None:
             owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job)}
         if isinstance(message, Finding) and message.dtype == "-":
-            owed = {} if message.case in ("start", "end") else owed
+            has_ended = message.case in ("start", "end") and message.verdict in ENDED
+            owed = {} if has_ended else owed
             yield message
         elif isinstance(message, Finding | Returned):
             question = (owed or {}).pop((message.case, message.dtype), None)
             if question is not None and isinstance(message, Returned):
                 found = graded(question, message.arrays)
-                plain += [question] * (
-                    found.verdict == "right"
-                    and question.case.measure == "ulp"
-                    and shape_of(question.case.name) is not None
-                )
+                is_plain = question.case.measure == "ulp" and shape_of(question.case.name) is not None
+                plain += [question] * (is_plain and question.dtype in MADE and found.verdict == "right")
                 yield found
             elif question is not None and isinstance(message, Finding):
                 told = {name: getattr(message, name) for name in OF_REFUSAL}
@@ -57,48 +56,70 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
             yield message
     for question in (owed or {}).values():
         yield replace(question.blank, verdict="crashed", detail="its process told nothing of it")
-    for question in [each for each in plain if each.dtype == "float32"][-1:]:
+    for question in sorted(plain, key=lambda each: MADE.index(each.dtype))[:1]:
         yield from _unlike_alone(question, job.target)
 
 
 ALONE = """
-import importlib, pickle, pkgutil, runpy, sys
+import functools, importlib, inspect, os, pickle, pkgutil, runpy, sys, types
 import numpy as np
 
 source, name, make, result = sys.argv[1:]
 arguments, words = pickle.load(sys.stdin.buffer)
-module = runpy.run_path(source) if source.endswith(".py") else vars(importlib.import_module(source))
+sys.path.insert(0, os.path.dirname(source))
+module = types.SimpleNamespace(**runpy.run_path(source)) if source.endswith(".py") else importlib.import_module(source)
+function = functools.reduce(getattr, name.split("."), module)
 put = lambda each: pkgutil.resolve_name(make)(each) if isinstance(each, np.ndarray) else each
-found = module[name](*map(put, arguments), **{word: put(each) for word, each in words.items()})
-np.save(result, np.asarray(found[0] if isinstance(found, (tuple, list)) else found))
+arguments, words = [*map(put, arguments)], {word: put(each) for word, each in words.items()}
+try:
+    inspect.signature(function).bind(*arguments, **words)
+except (TypeError, ValueError):
+    sys.exit(open(result, "w").close())
+found = function(*arguments, **words)
+found = [*found.values()] if isinstance(found, dict) else found
+found = found[0] if isinstance(found, (tuple, list)) else found
+np.save(result, np.asarray(found.detach() if hasattr(found, "detach") else found))
 """
-"""A program that calls an attention, and has no line of the kit."""
+"""A program that calls an attention, and has no line of the kit; an empty file says that the kit calls it otherwise."""
 
 MAKE = {"torch": "torch:from_numpy", "jax": "jax.numpy:asarray", "tensorflow": "tensorflow:convert_to_tensor"}
 """What makes an array of a library from one of NumPy."""
 
+MADE = ("float32", "float16", "float64")
+"""Dtypes of which each library makes arrays."""
+
 
 def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
-    """A finding where a process without a line of the kit, which calls the subject once, gets a wrong answer."""
+    """A finding where a process without a line of the kit calls the subject once, and gets a wrong answer or none."""
     problem, backend = asked(question), question.backend
     source, _, name = target.rpartition(":")
 
     def alone(*arguments: Any, **words: Any) -> Any:
-        sent = pickle.dumps(backend.to_numpy((list(arguments), words)))
-        with tempfile.TemporaryDirectory() as folder:
-            result = str(Path(folder) / "output.npy")
-            command = [sys.executable, "-c", ALONE, source, name, MAKE.get(backend.name, "numpy:asarray"), result]
-            subprocess.run(command, input=sent, capture_output=True, check=True, timeout=300)
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as sent:
+            pickle.dump(backend.to_numpy((list(arguments), words)), sent)
+            sent.seek(0)
+            result = Path(folder) / "output.npy"
+            command = [sys.executable, "-c", ALONE, source, name, MAKE.get(backend.name, "numpy:asarray"), str(result)]
+            streams: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)  # which what it starts may hold
+            wide = {**os.environ, "JAX_ENABLE_X64": str(question.dtype == "float64")}
+            subprocess.run(command, stdin=sent, check=False, timeout=300, env=wide, **streams)
+            if result.is_file() and not result.stat().st_size:
+                raise NotOffered
             return backend.from_numpy(np.load(result))
 
-    # A program that fails makes another call than was made here.
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    try:
         arrays = place(problem, question.subject, backend, question.device)
         called = replace(question.subject, function=alone)
         found = graded(question, to_numpy(outputs(problem, called, arrays, backend.namespace), backend))
-        if found.verdict in WRONG:
-            found = replace(found, case="probe: alone", dtype="-", variant="unlike-alone", kinds=())
-            yield replace(found, verdict="silently wrong", says=TOUCHED["unlike-alone"])
+    except NotOffered:
+        return
+    except Exception as error:  # no file, or whatever it holds
+        if not question.device.lower().startswith("cpu"):  # where alone it would be called
+            return
+        found = replace(question.blank, verdict="visibly wrong", detail=f"the call alone: {one_line(error)}")
+    if found.verdict in WRONG and ":" in target:
+        found = replace(found, case="probe: alone", dtype="-", variant="unlike-alone", kinds=())
+        yield replace(found, verdict="silently wrong", says=TOUCHED["unlike-alone"])
 
 
 def _subject_of(facts: Mapping[str, Any]) -> Subject:

@@ -31,7 +31,7 @@ from attention_conformance.run.job import Job, unanswered
 from attention_conformance.run.questions import pair_questions, questions
 from attention_conformance.verdict.judge import judged, returned
 from attention_conformance.verdict.memory import too_large
-from attention_core.backend import Backend, get_backend
+from attention_core.backend import Backend, announced_backends, get_backend
 from attention_numpy.trees import devices_of_kind
 from attention_workers import carried_out
 
@@ -145,7 +145,7 @@ def on_device(subject: Subject) -> Subject:
     try:
         backend = _library(subject)
     except Exception as error:  # not installed, or broken
-        if subject.backend:
+        if subject.backend or not announced_backends():
             raise TargetError(one_line(error)) from error
         return subject
     if subject.device is None:

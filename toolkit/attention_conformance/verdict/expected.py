@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attention_conformance.measure.finding import QUIET, VERDICTS, Finding
+from attention_conformance.measure.finding import QUIET, VERDICTS, WRONG, Finding
 from attention_conformance.mistakes.experiments import is_exact
 from attention_workers.machine import machine
 
@@ -24,6 +24,9 @@ SHIPPED = Path(__file__).parents[1] / "kernel" / "expected"
 
 AGAIN = 2.0
 """How much larger an error without a name may be than it was, and be the same."""
+
+UNKNOWN = "unknown-cause"
+"""The variant of a wrong answer that equals no known convention or fault."""
 
 
 class ExpectedError(ValueError):
@@ -54,9 +57,12 @@ class Expected:
         The verdict that is expected; any that is wrong, if empty.
     variant : str
         A convention or fault by name, such as ``narrow-scores``. The entry is then about the answers that equal it, and
-        about no case that is right, unless it names its case and its dtype without ``*`` and ``?``.
+        about no case that is right, unless it names its case and its dtype without ``*`` and ``?``. By default any;
+        ``unknown-cause`` for none.
     error : float
         In units in the last place; twice as much is accepted, and by default any.
+    got : str
+        What came where the error is infinite, such as ``nan``, a shape or a dtype; by default anything.
     reason, link : str
     """
 
@@ -70,13 +76,14 @@ class Expected:
     verdict: str = ""
     variant: str = ""
     error: float = math.nan
+    got: str = ""
     reason: str = ""
     link: str = ""
 
     def matches(self, finding: Finding, origin: Origin) -> bool:
         """Whether it is about this finding, here."""
         is_named = finding.verdict == "right" and (self.case, self.dtype) == (finding.case, finding.dtype)
-        if not (is_named or self.variant in ("", finding.variant, *finding.equals)):
+        if not (is_named or self.variant in ("", finding.variant or UNKNOWN, *finding.equals)):
             return False
         if not fnmatch(finding.implementation, self.implementation):
             return False
@@ -177,11 +184,16 @@ def met(finding: Finding, entries: Iterable[Expected], origin: Origin) -> Findin
         if finding.verdict == "right":
             detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
             return replace(finding, verdict="unexpectedly right", detail=detail, reason=reason)
-        is_worse = finding.error > AGAIN * entry.error
+        is_worse = finding.error > AGAIN * entry.error or entry.got not in ("", _got(finding))
         is_told = finding.verdict not in QUIET or finding.verdict == "not understood"
         if is_told and entry.verdict in ("", finding.verdict) and not is_worse:
             return replace(finding, verdict="accepted", reason=reason)
     return finding
+
+
+def _got(finding: Finding) -> str:
+    """What came in place of a finite number, or of an array of the right shape and dtype; empty for a finite error."""
+    return finding.detail.rpartition("; got ")[2] if math.isinf(finding.error) else ""
 
 
 def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: Origin) -> list[Finding]:
@@ -216,8 +228,9 @@ def expected_text(
         if each.verdict not in (*QUIET, "unexpectedly right"):
             is_known = is_exact(each.variant) or not math.isfinite(each.error)
             how: dict[str, Any] = {
-                "variant": each.variant,
+                "variant": each.variant or UNKNOWN * (each.verdict in WRONG),
                 "error": math.nan if is_known else float(f"{each.error:.6g}"),
+                "got": "" if is_exact(each.variant) else _got(each),
             }
             reason = each.says or each.detail or each.verdict
             kept.append(

@@ -25,7 +25,7 @@ from attention_conformance.measure.bounds import Bounds
 from attention_conformance.measure.finding import CONVENTION, NAMED, Finding
 from attention_conformance.measure.implementations import in_way, refusal
 from attention_conformance.measure.kinds import kinds_of
-from attention_conformance.measure.measures import MEASURES, drawn, plain, result_of
+from attention_conformance.measure.measures import MEASURES, drawn, plain, result_of, variables
 from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
 from attention_conformance.measure.question import Question, Truth, truth_of
@@ -182,9 +182,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     """The finding for what one call, or several put together, gave; ``ask`` is one call of a problem."""
     again = (lambda: got) if ask is None else (lambda: ask(problem))
     truth, blank = truth_of(question, problem), _of_shapes(question, problem)
-    wanted = [name for name in ("weights", "logsumexp") if problem.options.get(f"return_{name}")]
-    wanted = [] if question.case.measure in PROPERTY_MEASURES else wanted
-    missing = [name for name in wanted if name not in got]
+    got = {name: each for name, each in got.items() if name in truth.arrays}
+    missing = [name for name in _wanted(question, problem) if name not in got]
     if missing:
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
     is_any = question.subject.keeps_dtype is False
@@ -247,6 +246,14 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
     is_poison = is_poison and not variants.fills_empty(problem, ask)
     return _with_cause(found, question, equal, is_poison, is_whole)
+
+
+def _wanted(question: Question, problem: Problem) -> list[str]:
+    """The results that a call owes."""
+    if problem.cotangent is not None:
+        return variables(question, problem)
+    told = () if question.case.measure in PROPERTY_MEASURES else ("weights", "logsumexp")
+    return ["output", *(name for name in told if problem.options.get(f"return_{name}"))]
 
 
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:

@@ -104,7 +104,8 @@ function bytesOf(text) {
   const { r, g, b } = d3.rgb(text);
   return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
-const [ALLOWED_BYTES, NAN_BYTES, ZERO_BYTES] = [ALLOWED, "#ff00ff", "#202020"].map(bytesOf);
+const [NAN, ZERO] = ["#ff00ff", "#202020"];
+const [ALLOWED_BYTES, NAN_BYTES, ZERO_BYTES] = [ALLOWED, NAN, ZERO].map(bytesOf);
 
 // Some cells of a level as an image, one pixel each.
 const held = document.createElement("canvas");

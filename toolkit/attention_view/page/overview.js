@@ -102,13 +102,13 @@ function showLegend() {
   byId("legend").replaceChildren(...scaleOf(show, chosen().top));
 }
 
-// The scale of a picture of a map: its colours, the numbers at its ends, 0, and NaN.
-function scaleOf(show, top, seen = (colour) => colour) {
+// The scale of a picture of a map: its colours, the numbers at its ends, 0, which is a hatch without a colour, and NaN.
+function scaleOf(show, top, seen = (colour) => colour, zero = null) {
   const bar = document.createElement("span");
   bar.className = "bar";
   bar.style.background = `linear-gradient(to right, ${d3.range(0, 1.01, 0.1).map((at) => seen(interpolated(show.kind)(at))).join(",")})`;
   const low = state.scale === "log" ? `logarithmic, 1e-${show.decades}` : "0";
-  return [low, bar, written(top, 3), box(null, show.kind === "difference" ? "equal" : "0: masked"), box("#ff00ff", "NaN")];
+  return [low, bar, written(top, 3), box(zero && seen(zero), show.kind === "difference" ? "equal" : "0: masked"), box(seen(NAN), "NaN")];
 }
 
 function box(colour, text) {

@@ -94,7 +94,7 @@ function drawPictures() {
       caption.textContent = `head ${map.head}: from 0 to ${written(top, 3)}; ${found}`;
       if (canvas.id) {
         caption.textContent = `${said}. Click a query, or move it by the arrow keys.`;
-        byId("picture-legend").replaceChildren(...scaleOf(showOf(), top, seen));
+        byId("picture-legend").replaceChildren(...scaleOf(showOf(), top, seen, ZERO));
       } else figure.toggleAttribute("data-chosen", map.head === state.head);
     }
     canvas.setAttribute("aria-label", said);
