@@ -190,8 +190,9 @@ EVERY = Takes(options=("bias", "softcap", "score_mod", "dropout"), masks=("any",
 TAKES = {
     "nothing": (Foreign(Takes(dtypes=("float32",))), ["computes in float32 alone (line 8)"]),
     "arrays": (
-        Foreign(Takes(options=("bias", "dropout"), masks=("array",), one_width=True)),
+        Foreign(Takes(options=("bias",), masks=("array",), one_width=True)),
         [
+            "drops no weights by seed and position (line 11)",
             "has no score_mod",
             "has no softcap",
             "takes no mask of the kind causal (line 2)",
