@@ -30,12 +30,10 @@ TURNS = {"low_freq_factor": 1, "high_freq_factor": 4}
 CONFIGS = [
     ({}, {}),
     ({}, {"rope_scaling": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.0}}),
-    ({"rotary_divisors": (4.0,)}, {"rope_scaling": {"rope_type": "linear", "factor": 4}}),
     ({"rotary_divisors": (8.0,)}, {"rope_scaling": {"rope_type": "llama3", "factor": 8, **TURNS}}),
     ({"rotary_divisors": (2.0,)}, {"rope_scaling": {"rope_type": "longrope", **LISTS}}),
     ({"rotary_divisors": (2.0,), "epsilon": 1e-5}, {"model_type": "phi3", "rope_scaling": {"type": "su", **LISTS}}),
     ({"window": 3}, {"model_type": "mistral", "sliding_window": 3}),
-    ({"query_key_norm": True}, {"model_type": "qwen3", "head_dim": 2, "tie_word_embeddings": False}),
 ]
 # What each layout can say, and with which arguments arrays are read back.
 CASES = {
