@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 from backend_helpers import Pair, assert_same_bits, floats, run
 
-from attention_core import explain_attention, scaled_dot_product_attention
-from attention_core._attention.dense import guarded_dense
-from attention_core.backend import Kernel, Verdict, get_backend
+from attention_core.backend import get_backend
 
 # PyTorch compiles, and differentiates forward, by parts of its own that it calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -215,46 +213,3 @@ def test_what_is_constant_is_not_differentiated_by(backend):
     value, (gradient,) = backend.value_and_grad(lambda x: x * backend.stop_gradient(x))(x)
     assert float(backend.to_numpy(value)) == 9.0
     assert float(backend.to_numpy(gradient)) == 3.0
-
-
-class CountingKernel(Kernel):
-    """A kernel with what has no default."""
-
-    name = "a kernel that counts"
-
-    def __init__(self, verdict=None):
-        self.verdict, self.judged, self.attended = verdict or Verdict(None), 0, 0
-
-    def judge(self, call):
-        self.judged += 1
-        return self.verdict
-
-    def attend(self, call):
-        self.attended += 1
-        return guarded_dense(call).output
-
-
-@pytest.mark.parametrize("implementation", ["auto", "fused"])
-def test_a_kernel_that_judges_and_attends_is_taken(implementation, backend, put, rng, monkeypatch):
-    kernel = CountingKernel()
-    monkeypatch.setattr(backend, "kernels", (kernel,))
-    arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])
-    assert explain_attention(*arrays).chosen == "fused"
-    assert (kernel.judged, kernel.attended) == (1, 0)  # which computes no attention
-    scaled_dot_product_attention(*arrays, implementation=implementation)
-    assert (kernel.judged, kernel.attended) == (2, 1)
-
-
-@pytest.mark.parametrize("verdict", [Verdict("has no time"), Verdict(None, slower="is slower")])
-def test_auto_takes_no_kernel_that_refuses_or_is_slower(verdict, backend, put, rng, monkeypatch):
-    kernel = CountingKernel(verdict)
-    monkeypatch.setattr(backend, "kernels", (kernel,))
-    arrays = put([rng.standard_normal((1, 2, size, 4)) for size in (3, 5, 5)])
-    scaled_dot_product_attention(*arrays)
-    assert (kernel.judged, kernel.attended) == (1, 0)
-    if verdict.refusal is None:
-        scaled_dot_product_attention(*arrays, implementation="fused")
-        assert kernel.attended == 1
-    else:
-        with pytest.raises(ValueError, match="a kernel that counts has no time"):
-            scaled_dot_product_attention(*arrays, implementation="fused")

@@ -4,13 +4,14 @@ import importlib
 
 import numpy as np
 import pytest
-from call_table import Sizes, options_of
+from call_table import NAMES, Sizes, options_of
 
 import attention_core as ac
 from attention_core import explain_attention
 from attention_core._attention import ways
 from attention_core._attention.blocks.plan import block_tuning
-from attention_core.backend import Call, Kernel, Tuning
+from attention_core._attention.dense import guarded_dense
+from attention_core.backend import Call, Kernel, Takes, Tuning
 
 attention = ac.scaled_dot_product_attention
 SIZES = Sizes((2,), 4, 2, 9, 14, 5, 5)
@@ -162,24 +163,66 @@ def test_a_name_is_not_quietly_another(streaming, arrays, backend):
             attention(*arrays, implementation="fused")
 
 
-def test_a_kernel_is_asked_for_by_its_name(arrays, backend, ran):
-    """By the name that an explanation tells; it runs, or says why not."""
-    told = [each for each in explain_attention(*arrays).candidates if each.kernel is not None]
-    assert [each.kernel for each in told] == [kernel.name for kernel in backend.kernels]
-    for candidate in told:
-        if candidate.refusal is None:
-            found = attention(*arrays, implementation=candidate.kernel)
-            np.testing.assert_allclose(found, attention(*arrays, implementation="dense"), rtol=0, atol=1e-12)
-            assert "fused" in ran
+class Foreign(Kernel):
+    """A kernel of a package, which computes by the definition what it takes, and counts."""
+
+    name = "foreign.attention"
+
+    def __init__(self, takes, slower=None):
+        self.takes, self.slower, self.judged, self.attended = takes, slower, 0, 0
+
+    def judge(self, call):
+        self.judged += 1
+        return super().judge(call)._replace(slower=self.slower)
+
+    def attend(self, call):
+        self.attended += 1
+        return guarded_dense(call).output
+
+
+EVERY = Takes(options=("bias", "softcap", "score_mod", "dropout"), masks=("any",), constant_bias=True)
+TAKES = {
+    "nothing": (Foreign(Takes(dtypes=("float32",))), ["computes in float32 alone (line 8)"]),
+    "arrays": (
+        Foreign(Takes(options=("bias",), masks=("array",), one_width=True)),
+        [
+            "drops no weights by seed and position (line 11)",
+            "has no score_mod",
+            "has no softcap",
+            "takes no mask of the kind causal (line 2)",
+            "takes no mask of the kind causal or lengths (line 2)",
+            "takes no mask of the kind lengths (line 2)",
+            "takes no mask of the kind rule (line 2)",
+        ],
+    ),
+    "all": (Foreign(EVERY), []),
+    "all, slowly": (Foreign(EVERY, "is slower"), []),
+}
+
+
+@pytest.mark.needs("untraced loops")
+@pytest.mark.parametrize("name", TAKES)
+def test_a_kernel_answers_what_its_table_takes(name, backend, put, get, rng, monkeypatch):
+    """It is judged once, by its name or where it is faster it attends, and other calls are refused or take another way."""
+    kernel, expected = TAKES[name]
+    monkeypatch.setattr(backend, "kernels", (kernel,))
+    arrays, refusals = put(SIZES.arrays(rng)), set()
+    for each in NAMES:
+        options, kernel.judged, kernel.attended = options_of(each, SIZES, put), 0, 0
+        told = explain_attention(*arrays, **options)
+        refusal, slower = told.candidates[0][2:]
+        assert (kernel.judged, kernel.attended) == (1, 0)
+        dense, found = (get(attention(*arrays, **options, implementation=way)) for way in ("dense", "auto"))
+        np.testing.assert_allclose(found, dense, rtol=0, atol=1e-13)
+        assert (told.chosen == "fused", kernel.attended) == ((refusal, slower) == (None, None), told.chosen == "fused")
+        if refusal is None and "sinks" not in options:  # which need a logsumexp
+            found = attention(*arrays, **options, implementation=kernel.name)
+            np.testing.assert_allclose(get(found), dense, rtol=0, atol=1e-13)
         else:
-            with pytest.raises(ValueError, match=r"expected a call that .* answers as defined; got .* it ") as raised:
-                attention(*arrays, implementation=candidate.kernel)
-            assert str(raised.value).endswith(candidate.refusal)
-        with pytest.raises(ValueError, match="expected no return_weights with implementation="):
-            attention(*arrays, implementation=candidate.kernel, return_weights=True)
-        single = [x.astype("float32") if hasattr(x, "astype") else x.float() for x in arrays]
-        with pytest.raises(ValueError, match="expected another implementation with arithmetic='reproducible'"):
-            attention(*single, implementation=candidate.kernel, arithmetic="reproducible")
+            refusals.add(refusal)
+            with pytest.raises(ValueError, match=r"expected (a call that|no return_logsumexp and no sinks)"):
+                attention(*arrays, **options, implementation=kernel.name)
+    assert sorted(refusals - {None}) == expected
 
 
 @pytest.mark.needs("tensorflow")

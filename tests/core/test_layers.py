@@ -1,14 +1,18 @@
 """Layers without a framework: settings, initial values, and the call."""
 
 import dataclasses
+import inspect
 import json
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from layer_helpers import CASES, NUMPY, perturbed
 
 import attention_core as ac
 import attention_models as models
 from attention_core import layers, parameters
+from attention_core.layers import adapters
 from attention_core.random import Dropout, dropout_mask
 
 LAYERS = {
@@ -156,3 +160,57 @@ def test_a_layer_of_users_may_have_settings_of_any_type():
     assert Mine().sizes == (3, 4)
     with pytest.raises(ValueError, match="width"):
         Mine(width=0)
+
+
+class Held(adapters.Adapted):
+    """A layer of a package, which holds arrays of NumPy.
+
+    Parameters
+    ----------
+    *settings
+        Of the definition.
+    seed : int
+        Of the first values.
+    """
+
+    _classes: ClassVar = {}
+
+    def __init__(self, *settings, seed=0, **named):
+        definition = self.kind(*settings, **named)
+        self.held = definition.init(seed, xp=np), definition.init_state(seed, xp=np)
+        self.definition = definition
+
+    @classmethod
+    def _complete(cls):
+        cls.__init__ = adapters.constructor(Held, cls.kind)
+        cls.__doc__ = adapters.described(cls.kind.__doc__, Held.__doc__, class_doc="A layer that is held.")
+        cls.call = adapters.call_of(cls.kind, "call", renamed={"seed": "draw"}, added=["training"])
+
+    @classmethod
+    def from_numpy(cls, definition, parameters, state=()):
+        layer = cls._class_of(definition, parameters, state)(**vars(definition))
+        layer.held = parameters, state
+        return layer
+
+    def _call(self, *arrays, training, draw=None, **options):
+        (parameters, state), seeded = self.held, {"seed": draw} if training else {}
+        return self.definition(parameters, *arrays, **options, **seeded, **({"state": state} if state else {}))
+
+
+@pytest.mark.parametrize("name", layers.KINDS)
+def test_a_package_makes_a_layer_of_a_definition(name, monkeypatch):
+    """With its settings, its calls and their documentation, and words of its own."""
+    monkeypatch.setattr(Held, "_classes", {})
+    kind, (settings, arrays, options) = type(name, (Held,), {}), CASES[name]
+    definition, arrays = layers.KINDS[name](**settings), NUMPY.from_numpy(arrays, dtype="float32")
+    parameters, state = perturbed(definition)
+    layer = Held.from_numpy(definition, parameters, state)
+    assert type(layer) is kind
+    assert list(inspect.signature(kind).parameters) == [*inspect.signature(kind.kind).parameters, "seed"]
+    assert kind.__doc__.startswith("A layer that is held.\n\nParameters\n")
+    assert "\nseed : int\n    Of the first values." in kind.__doc__
+    drawn = inspect.signature(kind.call).parameters.keys() & {"draw"}
+    held = {"state": state} if state else {}
+    expected = definition(parameters, *arrays, **options, **held, **dict.fromkeys(["seed"] * len(drawn), 7))
+    found = layer.call(*arrays, **options, **dict.fromkeys(drawn, 7), training=bool(drawn))
+    np.testing.assert_array_equal(found, expected)

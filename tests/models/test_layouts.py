@@ -22,6 +22,19 @@ BERT = (
 OF_TORCH = {
     "norm": "layer", "gated": False, "attention_bias": True, "feed_forward_bias": True, "rotary_base": None, "memory_channels": 12,
 }  # fmt: skip
+SIZES = {"vocab_size": 11, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 6}
+CONFIG = SIZES | {"model_type": "llama", "num_key_value_heads": 3, "original_max_position_embeddings": 6}
+LISTS = {"short_factor": [2.0], "long_factor": [2.0], "attention_factor": 1.0}
+TURNS = {"low_freq_factor": 1, "high_freq_factor": 4}
+# What a config adds to a Llama, as settings and in its own words.
+CONFIGS = [
+    ({}, {}),
+    ({}, {"rope_scaling": {"rope_type": "yarn", "factor": 4, "attention_factor": 1.0}}),
+    ({"rotary_divisors": (8.0,)}, {"rope_scaling": {"rope_type": "llama3", "factor": 8, **TURNS}}),
+    ({"rotary_divisors": (2.0,)}, {"rope_scaling": {"rope_type": "longrope", **LISTS}}),
+    ({"rotary_divisors": (2.0,), "epsilon": 1e-5}, {"model_type": "phi3", "rope_scaling": {"type": "su", **LISTS}}),
+    ({"window": 3}, {"model_type": "mistral", "sliding_window": 3}),
+]
 # What each layout can say, and with which arguments arrays are read back.
 CASES = {
     "torch": [
@@ -71,11 +84,8 @@ CASES = {
     "bert-embeddings": [(BERT[0], {"dropout": 0.1})],
     "bert": [(BERT, {"num_heads": 3, "dropout": 0.1})],
     "causal-lm": [
-        (
-            models.Decoder(11, 12, 6, 20, 2, num_key_value_heads=3, tied=False),
-            {"config": {"model_type": "llama", "vocab_size": 11, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2,
-                        "num_attention_heads": 6, "num_key_value_heads": 3}},
-        )
+        (models.Decoder(11, 12, 6, 20, 2, num_key_value_heads=3, tied=False, **settings), {"config": CONFIG | more})
+        for settings, more in CONFIGS
     ],
 }  # fmt: skip
 EVERY = [(name, *case) for name, cases in CASES.items() for case in cases]

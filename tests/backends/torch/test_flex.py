@@ -115,11 +115,11 @@ class Even(ac.Mask):
         return xp.equal(xp.remainder(at.key, 2), 0)
 
 
-def refused(torch, arrays, put):
+def test_each_refusal_says_why(flex, arrays, put):
     """The guard as a table: what the call has, and the beginning of what is said."""
     query, key, value = arrays
     table = put(np.ones((32, BLOCKS.heads)), dtype="float32").requires_grad_()
-    return [
+    for inputs, options, reason in (
         ((query, key, value), {}, None),
         ((query, key, value), {"mask": ac.Causal()}, None),
         ([x.half() for x in arrays], {"softcap": 2.0}, None),
@@ -140,11 +140,7 @@ def refused(torch, arrays, put):
         ),
         ((query, key, value), {"score_mod": relative_bias(table)}, "is not known to differentiate"),
         ((query, key, value), {"bias": table[:1, :1].reshape(1, 1)}, "has no bias"),
-    ]
-
-
-def test_each_refusal_says_why(flex, arrays, put):
-    for inputs, options, reason in refused(torch, arrays, put):
+    ):
         found = refusal(inputs, **options)
         assert found == reason if reason is None else found.startswith(reason), (options, found)
 

@@ -14,7 +14,6 @@ import attention_core as ac
 from attention_core import explain_attention
 from attention_core.backend import Call
 from attention_core.masks import And
-from attention_core.scores import alibi
 from attention_torch.kernels import guards
 
 # array-api-compat remembers the namespace of a type in a cache, which PyTorch traces through, and says so once.
@@ -151,20 +150,6 @@ def test_a_gradient_that_overflows_behind_a_mask_is_none(rows, put, rng):
     output = attention(*leaves, mask=allowed, implementation="fused")
     for gradient in torch.autograd.grad(output, leaves, torch.full_like(output, 1e10)):
         assert gradient.isfinite().all()
-
-
-def test_refused_as_dropout_is_another(arrays):
-    dropout = ac.Dropout(0.5, 3)
-    assert "by seed and position" in refusal(arrays, dropout=dropout)
-    expected = attention(*arrays, dropout=dropout, implementation="dense")
-    assert not torch.allclose(kernel(torch, arrays, dropout_p=0.5), expected)
-    close([attention(*arrays, dropout=dropout)], [expected])
-
-
-@pytest.mark.parametrize("options", [{"softcap": 2.0}, {"score_mod": alibi(H)}])
-def test_refused_as_the_kernel_has_no_such_thing(options, arrays):
-    (name,) = options
-    assert refusal(arrays, **options) == f"has no {name}"
 
 
 @pytest.mark.parametrize(
