@@ -14,6 +14,8 @@ from .._arrays import (
     Namespace,
     cast_to,
     dtype_name,
+    flatten,
+    leaves,
     one_program,
     positions,
     shape,
@@ -31,7 +33,6 @@ from .._checks import (
     check_shapes,
     once_per_signature,
 )
-from .._trees import flatten, leaves
 from ..cache import KeyValueCache, check_cache, check_num_new, check_room, extended
 from ..masks import And, Causal, KeyLengths, Mask, SlidingWindow
 from ..masks._mask import as_mask
