@@ -84,7 +84,7 @@ def is_in_sight(band: Band, query: tuple[int, int], key: tuple[int, int]) -> boo
 
 
 class RingPlan(NamedTuple):
-    """The plan of a ring: that of a call with the keys of this rank, who is in the ring, and whether kernels may be."""
+    """The plan of a ring: that of a call with the keys of this rank, who is in the ring, and whether kernels are."""
 
     plan: Plan
     group: str

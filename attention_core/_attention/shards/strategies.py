@@ -23,7 +23,7 @@ from ..parts import Run, cut, taken
 from ..reproducible.forward import reproducible_attention
 from ..softmax import merge_pieces, with_remainder
 from ..ways import Candidate, Explanation, logsumexp_way, run_call, with_sinks
-from .ring import Hops, hops_of, ring_attention
+from .ring import Hops, hops_of, kernel_of, ring_attention
 from .splits import Place, check_no_gradient, exchange, from_starts, gather, stack_of, total, whole_of, within
 
 
@@ -145,9 +145,13 @@ class Ring(Way):
             bias = pad(call.bias, -1, call.key.shape[-2] * here.size - sharded.lengths[1], call.xp)
             stack = stack_of(bias, -1, here.split, here.size, call.xp)
             call = call._replace(bias=whole_of(stack, -1, "contiguous", call.xp))
-        by_kernel = sharded.implementation == "auto"
-        result = ring_attention(within(call, stop, stop), here, self._hops(sharded), by_kernel)
+        result = ring_attention(within(call, stop, stop), here, self._hops(sharded), self.takes_kernel(sharded))
         return _without_padding(sharded, result if call.sinks is None else with_sinks(result, call))
+
+    def takes_kernel(self, sharded: Sharded) -> bool:
+        """Whether hops that need no mask take a kernel."""
+        hop = upcast_call(sharded.call)._replace(mask=None, scale=1.0, sinks=None)
+        return sharded.implementation == "auto" and kernel_of(hop) is not None
 
     def _hops(self, sharded: Sharded) -> Hops:
         call, (_, size, _, split) = sharded.call, sharded.here
