@@ -249,9 +249,12 @@ class AttentionLayer(Layer):
             options["key_mask"] = attached(inputs[0])
         axes = functools.partial(per_sample, query=inputs[0], has_channels=not self.kind.takes_ids)
         if options.get("memory") is not None:
+            places = attached(options["memory"])
+            if options["memory_mask"] is places:  # by its name, Keras takes it for the mask of the places
+                options["memory_mask"] = None
             options["memory_mask"] = axes(options["memory_mask"])
             if options["memory_key_mask"] is None:
-                options["memory_key_mask"] = attached(options["memory"])
+                options["memory_key_mask"] = places
         return super()._call(*inputs, mask=axes(mask), **options)
 
 
