@@ -111,43 +111,12 @@ def test_memory_of_a_naive_computation_has_the_scores_in_it():
     assert 2 * scores < measured.memory < 5 * scores
 
 
-def test_a_process_that_dies_costs_its_candidate_and_nothing_else(monkeypatch):
+def test_a_process_that_dies_costs_its_candidate_what_is_as_large_and_nothing_else():
     problems = (Problem((1, 1, 8, 4)), Problem((1, 1, 16, 4)), Problem((1, 1, 16, 4), direction="fwd+bwd"))
-    orders = []
-
-    def dying(waiting, jobs, work):
-        while waiting:
-            orders.append(order := waiting.pop())
-            at = None
-            for message in messages(order):
-                if isinstance(message, Death):
-                    died, left = order.lost(at, message)
-                    yield from died
-                    waiting.append(left)
-                else:
-                    order, at = order.noted(message, at)
-                    yield message
-
-    def messages(order):
-        for index, problem in enumerate(order.problems):
-            left = [key for key in order.candidates if (key, index) not in order.without]
-            for key in left:
-                yield {"started": [key, index]}
-                if key == DENSE.key and problem == problems[1]:
-                    yield Death("its process died: SIGKILL", code=-9)
-                    return
-            for key in left:
-                candidate = next(each for each in CANDIDATES if each.key == key)
-                yield Measurement(problem, candidate, "measured")
-
-    monkeypatch.setattr(processes, "carried_out", dying)
-    order = Order("numpy", problems, (DENSE.key, NAIVE.key))
-    found = [each for each in measurements_of(order) if isinstance(each, Measurement)]
-    outcomes = {(each.candidate.name, each.problem): each.outcome for each in found}
-    assert len(found) == len(outcomes) == 6
-    assert [outcomes["dense", each] for each in problems] == ["measured", "died", "measured"]
-    assert {outcomes["naive", each] for each in problems} == {"measured"}
-    assert len(orders) == 2
+    order, at = Order("numpy", problems, (DENSE.key, NAIVE.key)).noted({"started": [DENSE.key, 1]}, None)
+    died, left = order.lost(at, Death("its process died: SIGKILL", code=-9))
+    assert [(each.candidate, each.problem, each.outcome) for each in died] == [(DENSE, problems[1], "died")]
+    assert (left.problems, left.candidates, left.without) == (problems[1:], order.candidates, ((DENSE.key, 0),))
 
 
 @pytest.mark.parametrize("mask", [name for name in MASKS if MASKS[name].scores is None])

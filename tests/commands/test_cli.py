@@ -117,7 +117,9 @@ def test_what_is_found_is_told_as_it_is_found(monkeypatch):
 def test_how_little_was_checked_is_told():
     result = invoke("conformance", "--backend", "numpy", "--case", "gradient", "--dtype", "float32", "--jobs", 0)
     assert result.exit_code == 1
-    assert result.stdout.endswith("0 silently wrong, 2 not applicable; little was checked: 0 of 2 cases were computed\n")
+    assert result.stdout.endswith(
+        "0 silently wrong, 2 not applicable; little was checked: 0 of 2 cases were computed\n"
+    )
 
 
 def test_a_quick_run_is_eager_in_float32_on_one_device(tmp_path):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"
 SHARED = [case for case in IDENTICAL if case.name.startswith("shared")]
 
 SUBNORMAL = "08-underflow-times-huge"  # the share of a rank is
-ROUNDED = {"ring": {SUBNORMAL}, "merge": {SUBNORMAL}}
+ROUNDED = {"ring": {SUBNORMAL}}
 """What is lost where outputs are merged."""
 
 
@@ -61,7 +61,7 @@ def test_kernels_of_ranks_take_masks_over_the_whole(shared, put, get):
 @pytest.mark.needs("numpy")
 @pytest.mark.parametrize(
     ("size", "strategy", "split", "count"),
-    [(3, "gather", "zigzag", 49), (3, "heads", "zigzag", 33), (2, "ring", "zigzag", 48), (8, "merge", "contiguous", 56)],
+    [(3, "gather", "zigzag", 49), (3, "heads", "zigzag", 33), (2, "ring", "zigzag", 48), (8, "merge", "contiguous", 57)],
 )  # fmt: skip
 def test_ranks_answer_the_cases_of_the_kit(shared, size, strategy, split, count):
     """Padded queries and keys, grouped heads, all masks, numbers of all sizes; the oracle has 50 digits."""

@@ -75,12 +75,6 @@ def test_blocks_are_added_to_and_joined_in_order(run, backend, xp, rng):
     np.testing.assert_array_equal(wide, [np.concatenate(rows, axis=-2)])
 
 
-@pytest.mark.needs("untraced loops")
-def test_values_are_read_as_lists_where_nothing_is_traced(backend, put):
-    table = np.array([[True, False], [False, False]])
-    assert backend.loops.to_list(put(table)) == [[True, False], [False, False]]
-
-
 @pytest.mark.needs("fused softmax")
 @pytest.mark.parametrize("length", [1, 5, 40, 600])
 @pytest.mark.parametrize("nonfinite", [math.nan, math.inf, -math.inf])

@@ -29,7 +29,7 @@ def wide(array: NumpyArray) -> NumpyArray:
     return array.astype(np.float64)
 
 
-# Most cases have 3 queries, 37 keys and D = E = 8, as kernels take them, so that what is compiled for one serves the others.
+# Most cases have 3 queries, 37 keys and D = E = 8, so that what is compiled for one serves the others.
 
 
 def near_ties(draw: Draw, sign: float = 1.0) -> Problem:
