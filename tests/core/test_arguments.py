@@ -169,13 +169,9 @@ def test_the_order_of_bytes_changes_nothing(options, rng):
     def attended(orders, of_ids):
         query, key, value = (each.astype(f"{order}f4") for each, order in zip(arrays, orders, strict=True))
         mask = ac.Segments(ids.astype("<i4"), ids.astype(f"{of_ids}i4"))
-        cut = (
-            ac.pieces.partial_attention(query, key[:, :2], value[:, :2]),
-            ac.pieces.partial_attention(query, key[:, 2:], value[:, 2:]),
-        )
-        return ac.scaled_dot_product_attention(query, key, value, mask=mask, **options), ac.pieces.merge_partials(
-            *cut
-        ).output
+        cut = [ac.pieces.partial_attention(query, key[:, at], value[:, at]) for at in (slice(2), slice(2, None))]
+        whole = ac.scaled_dot_product_attention(query, key, value, mask=mask, **options)
+        return whole, ac.pieces.merge_partials(*cut).output
 
     for found, expected in zip(attended("<><", ">"), attended("<<<", "<"), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
