@@ -126,7 +126,7 @@ class Apart:
 @command("Check any attention.", "attention_cli.check:check")
 @dataclass(frozen=True)
 class Check(Options, Apart):
-    """Check any attention, in one process; `conformance` checks this project's own, in all its backends and modes.
+    """Check any attention, as users call it; `conformance` checks this project's own, in all its backends and modes.
 
     The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
     wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
