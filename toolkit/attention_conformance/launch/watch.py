@@ -27,6 +27,7 @@ TOUCHED = {
     "kept-by-identity": "a result is kept by the identity of its arrays, also after their numbers changed",
     "other-kind": "a result is no array of the library of its arguments",
     "kept-memory": "memory of former calls is never freed",
+    "overwritten-result": "a later call changes the result of an earlier one, as one buffer for all results does",
     "borrowed-attention": "it calls an attention that is there already",
     "patched-function": "it replaces functions that measure or compare",
     "unlike-alone": "a process that has not imported the kit gets another answer",

@@ -43,7 +43,6 @@ from attention_conformance.mistakes.variants import (
     INEXACT,
     NARROW,
     SINGLE,
-    TEXTS,
     TF32,
     Ask,
     Variant,
@@ -154,8 +153,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         return replace(blank, verdict="not offered", detail=told)
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-        says = TOUCHED.get(touched.name) or TEXTS.get(touched.name, (0, ""))[1]
-        return replace(found, variant=touched.name, says=says)
+        return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
     except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
@@ -233,13 +231,13 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and question.causes:
         equal = variants.of_factor(got, bounds) or of_another(got, bounds)
         exact, unlike = [each.name for each in equal], [*unlike, *["answer-of-another"] * (not equal)]
-    is_sure = bool(equal)
-    if not equal and ask is not None and may_ask and "channel" not in found.says:
+    is_sure, is_of_channels = bool(equal), "channel" in found.says
+    if not equal and ask is not None and may_ask and not is_of_channels:
         predicts = functools.partial(variants.predicts, got, bounds)
         with contextlib.suppress(Exception):  # whatever a subject raises for other values
             equal = read(question, problem, found.worst, ask, predicts)
         exact = [each.name for each in equal if predicts(each)]
-    is_precise = is_sure or exact or question.dtype != "float32" or "channel" in found.says
+    is_precise = is_sure or exact or question.dtype != "float32" or is_of_channels
     if not is_precise and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
     found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
