@@ -55,7 +55,7 @@ def memory(way, size):
 
 
 def times(word, rank, size):
-    """Print the processor time of each way of that word, and how often it holds those of one process."""
+    """Print the processor time of each way of that word."""
     found = {}
     for turn in range(ROUNDS + 1):
         for way in (each for each in ALONE + SHARED if word in each):
@@ -63,13 +63,8 @@ def times(word, rank, size):
             every = [0.0] * size
             dist.all_gather_object(every, seconds(way, rows, HEADS["time"]) if way not in ALONE or rank == 0 else 0.0)
             found.setdefault(way, []).extend([sum(every)] if turn else [])
-    medians = {way: statistics.median(each) for way, each in found.items()}
-    for way, median in medians.items() if rank == 0 else ():
-        print(
-            f"{way}: {median:.2f} s,",
-            *(f"{median / medians[one]:.2f} of {one}" for one in ALONE if one in medians),
-            flush=True,
-        )
+    for way, every in found.items() if rank == 0 else ():
+        print(f"{way}: {statistics.median(every):.2f} s", flush=True)
 
 
 def main(what, way=""):

@@ -82,14 +82,11 @@ def main(name):
     shards, names = Shards(dist.group.WORLD, "contiguous"), " ".join(ROWS.values()).split()
     findings = check_sharded(subject, shards, cases=names, dtypes=["float32"], power=False)
     for row, cases in ROWS.items() if not dist.get_rank() else ():
-        found = collections.defaultdict(set)
-        for each in findings:
-            if each.case in cases.split():
-                found[each.verdict].add(each.variant or each.detail[:70])
-        counts = collections.Counter(each.verdict for each in findings if each.case in cases.split())
-        told = (f"{count} {verdict}" for verdict, count in counts.items())
-        why = sorted({reason for verdict, reasons in found.items() if verdict != "right" for reason in reasons})
-        print(f"| {row} | {', '.join(told)} | {'; '.join(why[:2])} |")
+        chosen = [each for each in findings if each.case in cases.split()]
+        counts = collections.Counter(each.verdict for each in chosen)
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        causes = sorted({each.variant or each.detail[:70] for each in chosen if each.verdict != "right"})
+        print(f"| {row} | {verdicts} | {'; '.join(causes[:2])} |")
     dist.destroy_process_group()
 
 

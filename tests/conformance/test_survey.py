@@ -14,6 +14,7 @@ from attention_conformance.measure.catalogue import SUBJECT_CASES
 from attention_conformance.measure.finding import VERDICTS
 from survey import presets as surveyed
 from survey.check import RED, _shown
+from sharding.page import page as page_of_sharding
 from survey.page import page, written
 from survey.rows import PROPERTIES, ROWS, Row, findings_of, property_of, read_remarks, remark_of
 
@@ -32,7 +33,8 @@ def test_every_case_has_a_column_and_every_row_a_preset():
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
-def test_the_page_is_that_of_the_json(rows):
+def test_the_pages_are_those_of_the_json(rows):
+    assert (DOCS / "sharding-numbers.md").read_text(encoding="utf-8") == page_of_sharding()
     assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(rows)
     assert (DOCS / "survey.json").read_text(encoding="utf-8") == written(rows)
 
