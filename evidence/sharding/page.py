@@ -11,11 +11,11 @@ from jinja2 import Template
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def page():
+def page() -> str:
     """The page of the measurements."""
     text = Path(__file__).with_name("sharding.md.jinja").read_text(encoding="utf-8")
     measured = json.loads((DOCS / "measurements" / "sharding.json").read_text(encoding="utf-8"))
-    return Template(text, keep_trailing_newline=True, trim_blocks=True).render(measured)
+    return str(Template(text, keep_trailing_newline=True, trim_blocks=True).render(measured))
 
 
 if __name__ == "__main__":

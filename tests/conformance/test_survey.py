@@ -12,9 +12,9 @@ from attention_conformance.kernel.presets import Preset
 from attention_conformance.kernel.target import load_object, load_target
 from attention_conformance.measure.catalogue import SUBJECT_CASES
 from attention_conformance.measure.finding import VERDICTS
+from sharding.page import page as page_of_sharding
 from survey import presets as surveyed
 from survey.check import RED, _shown
-from sharding.page import page as page_of_sharding
 from survey.page import page, written
 from survey.rows import PROPERTIES, ROWS, Row, findings_of, property_of, read_remarks, remark_of
 
