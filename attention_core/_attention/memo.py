@@ -20,7 +20,7 @@ from ..masks._rules import mask_arrays, rule_of
 from .call import Call
 from .kernels import Kernel, Way
 from .parts import keys_within_reach, with_cut
-from .ways import BLOCKS, DENSE, taken_way, with_sinks
+from .ways import BLOCKS, DENSE, REPRODUCIBLE, taken_way, with_sinks
 
 OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
@@ -56,7 +56,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
     """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
-    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in _NAMED:
+    if options.get("implementation") not in _NAMED:
         return known
     others = (value for name, value in options.items() if name not in _PLANNED)
     if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
@@ -83,7 +83,7 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
     if not (call.mask is None or _is_of_bands(call.mask, call.query.shape[:-3])):
         return None
     if bounds_of(call.mask).is_relative:
-        return _by_way(_NAMED[implementation], call)
+        return _by_way(REPRODUCIBLE if call.arithmetic == "reproducible" else _NAMED[implementation], call)
     reads_lengths = implementation == "auto" and not call.backend.loops.traced
     return _once_per_lengths(call) if reads_lengths else None
 
@@ -103,10 +103,10 @@ def _by_way(way: Way | None, call: Call) -> OutputOf | None:
     part = with_cut(call, keys)
     needs_kernel = way is None and bool(call.backend.kernels)
     way = taken_way(part) if way is None else way
-    lasting = None if needs_kernel and not isinstance(way, Kernel) else way.lasting(part)
-    if lasting is None:
+    run = None if needs_kernel and not isinstance(way, Kernel) else way.lasting(part)
+    if run is None:
         return None
-    keys, run = keys and keys._replace(mask=None if has_arrays else keys.mask), lasting.run
+    keys = keys and keys._replace(mask=None if has_arrays else keys.mask)
 
     def output(call: Call) -> Array:
         part = call if keys is None else with_cut(call, keys)

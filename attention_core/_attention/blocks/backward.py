@@ -39,20 +39,19 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     """
     call, (queries, keys) = unpack(plan, arrays, backend), plan.block_sizes
     plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)))
-    if not call.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
-        gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
-        if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
-            return gradients
-        plan = plan._replace(all_finite=False)
-    return _gradients(plan, call, results, cotangents)
-
-
-def _gradients(plan: Plan, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
     grid = make_grid(plan, call)
     grid = grid._replace(visits=make_visits(grid, by_key=True))
+    if not grid.all_finite and can_be_read(*arrays[:3], cotangents[0]):
+        gradients = _gradients(grid._replace(all_finite=True), call, results, cotangents)
+        if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
+            return gradients
+    return _gradients(grid, call, results, cotangents)
+
+
+def _gradients(grid: Grid, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
     gradients = [*grid.concat_blocks(sums[:1], 0), *grid.concat_blocks(sums[1:3], 1)]
-    if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
+    if not grid.all_finite:  # elements that are not finite were replaced, and have no gradient
         gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, call[:3], strict=True)]
     if call.bias is not None:
         gradients.append(grid.concat_bias_gradient(sums.d_bias))
@@ -144,7 +143,7 @@ def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: Gradient
     queries, d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks)
     block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
-    masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.call.bias is not None)
+    masks_again = block.allowed is not None and (not grid.all_finite or grid.call.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN

@@ -33,7 +33,7 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     rows, columns = grid.counts
     along = rows if by_key else columns
     if call.mask is None and not grid.padded:
-        return Visits(None, 0 if grid.plan.may_mask else along, along)
+        return Visits(None, 0 if grid.may_be_empty else along, along)
     if not loops.traced:
         kinds = _listed_kinds(grid)
         if kinds is None:
@@ -187,7 +187,7 @@ class ScoreBlock(NamedTuple):
 
 def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
     """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
-    plan, xp = grid.plan, grid.xp
+    xp = grid.xp
     raw = matmul_per_group(query, key, xp)
     at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
     scores = raw
@@ -197,7 +197,7 @@ def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any,
     if bias is not None:
         scores = xp.add(scores, bias)
     scores = grid.weighed(scores, xp.zeros_like)
-    if allowed is not None and plan.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
+    if allowed is not None and grid.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
         limit = grid.cached_by_distance("limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
         scores = grid.loops.inplace(xp.minimum, scores, limit)
     elif allowed is not None:
