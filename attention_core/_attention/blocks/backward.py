@@ -106,14 +106,12 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
 
 def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
     """The gradients with those of one sample of the batch, of one block of keys after the other."""
-    xp, loops, sample, (query_size, key_size) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
-    of_sample = (grid.part_of(x, sample.index, sample.head) for x in rows)
-    queries = [loops.split(x, query_size) for x in (sample.query, *of_sample)]
-    keys, values = loops.split(sample.key, key_size), loops.split(sample.value, key_size, grid.finite_or_zero)
+    xp, loops, sample = grid.xp, grid.loops, grid.sample_at(index)
+    queries = [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
 
     def add_keys(j: Any, sums: GradientSums) -> GradientSums:
-        k, v = loops.block_at(keys, j), loops.block_at(values, j)
-        transposed = xp.matrix_transpose(k), xp.matrix_transpose(v)
+        k, v = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+        transposed = xp.matrix_transpose(k), xp.matrix_transpose(grid.finite_or_zero(v))
         block = KeyBlock(sample, queries, grid.finite_or_zero(k), transposed, index=index, j=j)
         start = sums._replace(d_key=xp.zeros_like(k), d_value=xp.zeros_like(v))
         state = visit_blocks(grid, sample.index, j, functools.partial(_absorb, grid, block), state=start)
@@ -130,7 +128,7 @@ class KeyBlock(NamedTuple):
     """One block of keys and values, which all blocks of queries in sight add to."""
 
     sample: Sample
-    queries: list[Any]  # blocks of queries, and of their `RowArrays`
+    queries: list[Array]  # all of the sample, and their `RowArrays`
     keys: Array  # with 0 for what is not finite
     transposed: tuple[Array, Array]  # keys and values
     index: Any
@@ -139,8 +137,8 @@ class KeyBlock(NamedTuple):
 
 def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: GradientSums) -> GradientSums:
     """The gradients with those of one block of scores."""
-    xp, loops, (sample, blocks, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
-    queries, d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks)
+    xp, loops, (sample, of_rows, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
+    queries, d_output, delta, logsumexp = (loops.block(x, i, grid.sizes[0], -2) for x in of_rows)
     block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
     masks_again = block.allowed is not None and (not grid.all_finite or grid.call.bias is not None)

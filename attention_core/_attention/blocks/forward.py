@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, dtype_name, scalar_like, shape, zeros_with
@@ -35,7 +35,7 @@ from ..facts import facts_of, nonfinite_indicators, repaired_unless_clean, with_
 from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
-from .grid import Grid, Sample, make_grid, matmul_per_group
+from .grid import Grid, make_grid, matmul_per_group
 from .plan import Plan, block_tuning, lasts, make_plan, unpack
 from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
 
@@ -121,14 +121,8 @@ def scores_are_small(grid: Grid) -> bool:
 
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    output, rows = for_each_rows(grid, functools.partial(_split, grid), _attend, grid.row_stacks(grid.width, 2))
+    output, rows = for_each_rows(grid, lambda sample: None, _attend, grid.row_stacks(grid.width, 2))
     return output, rows[..., 0], rows[..., 1]
-
-
-def _split(grid: Grid, sample: Sample) -> Arrays:
-    """The blocks of queries, keys and values of a sample."""
-    split, (num_rows, num_keys) = grid.loops.split, grid.sizes
-    return split(sample.query, num_rows), split(sample.key, num_keys), split(sample.value, num_keys, grid.value_part)
 
 
 class Running(NamedTuple):
@@ -140,22 +134,19 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend(rows: QueryRows, blocks: Arrays) -> tuple[Array, Array]:
+def _attend(rows: QueryRows, _: None) -> tuple[Array, Array]:
     """Output, logsumexp and remainder of a block of queries."""
-    grid, queries, *of_keys = rows.grid, *blocks
-    query = grid.loops.block_at(queries, rows.i)
+    grid, query = rows.grid, rows.block(rows.sample.query)
     empty = _empty_state(grid, query) if grid.loops.traced and not grid.is_one_block else None
-    state = rows.visit(functools.partial(_absorb, rows, query, of_keys), empty)
+    state = rows.visit(functools.partial(_absorb, rows, query), empty)
     return _finish(grid, _empty_state(grid, query) if state is None else state)
 
 
-def _absorb(
-    rows: QueryRows, query: Array, of_keys: Sequence[Any], masked: bool, j: Any, state: Running | None
-) -> Running:
+def _absorb(rows: QueryRows, query: Array, masked: bool, j: Any, state: Running | None) -> Running:
     """The running sums after one more block of keys."""
-    grid, xp, loops = rows.grid, rows.grid.xp, rows.grid.loops
-    keys, values = loops.block_at(of_keys[0], j), loops.block_at(of_keys[1], j)
-    block = score_block(grid, rows.sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
+    grid, sample, xp, loops = rows.grid, rows.sample, rows.grid.xp, rows.grid.loops
+    keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+    block = score_block(grid, sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
     if grid.exp_without_max:
         new_max, exponentials = None, loops.inplace(xp.exp, block.scores)
     else:
@@ -165,7 +156,7 @@ def _absorb(
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, rows.i, j=j) if grid.may_be_empty else None
-    weighted_sum = matmul_per_group(weights, values, xp)
+    weighted_sum = matmul_per_group(weights, grid.value_part(values), xp)
     if state is None:
         return Running(weighted_sum, total, new_max, has_key)
     sums = state.weighted_sum, state.total
