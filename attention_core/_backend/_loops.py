@@ -101,12 +101,6 @@ class Loops:
         """
         return [float(self.norm(self.xp.reshape(array, (-1,)))) for array in arrays]
 
-    def to_list(self, x: Array) -> Any:
-        """Return the values as nested lists. It is called only where loops are not traced, so none overrides it."""
-        if hasattr(x, "tolist"):
-            return x.tolist()
-        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else int(x)
-
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """Return a stack of ``count`` blocks of zeros, each made by ``zero(index)``.
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Namespace, leaves, on_device_of, positions, shape
+from ..._arrays import Array, Namespace, on_device_of, positions, shape
 from ..._backend import Loops, Ranks, can_be_read, ranks_of, runs_at_once
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
@@ -45,7 +45,6 @@ class Grid(NamedTuple):
     width: Any  # of the values that are averaged
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
     padded: bool  # whether the last block of keys is filled up with zeros
-    varies: bool  # whether the mask has arrays, which samples may have parts of
     may_be_empty: bool  # whether something may be masked, so that a row may be fully masked
     may_mask: bool  # whether a block may hold masked scores
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
@@ -85,8 +84,7 @@ class Grid(NamedTuple):
         def part(array: Array, axes: int) -> Array:
             return self.part_of(array, b, g if axes == 3 else None)
 
-        rule: Any = call.mask
-        rule = with_arrays(rule, part) if self.varies else rule
+        rule = None if call.mask is None else with_arrays(call.mask, part)
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
         query, key, value = map(self.loops.block_at, call[:3], (b, b, b))
         if g is not None:
@@ -107,7 +105,7 @@ class Grid(NamedTuple):
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        first, start = _first_blocks(i, j)
+        first, start = (index.start if isinstance(index, range) else index for index in (i, j))
         key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()
@@ -253,7 +251,6 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         width=width,
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
         padded=padded,
-        varies=bool(leaves(plan.call.mask)),
         may_be_empty=may_be_empty,
         may_mask=may_be_empty or padded,
         all_finite=not may_be_empty or bool(call.assume_finite),
@@ -328,11 +325,6 @@ def is_broadcast(x: Array, axis: int) -> bool:
     """Whether an axis has length 1 and stands for all positions."""
     dim = x.shape[axis]
     return isinstance(dim, int) and dim == 1
-
-
-def _first_blocks(*indices: Any) -> list[Any]:
-    """The indices of blocks, or of the first of each run of blocks."""
-    return [index.start if isinstance(index, range) else index for index in indices]
 
 
 def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, Namespace, is_floating, on_device_of, positions, shape
-from ..._backend import is_concrete, is_on_host
+from ..._backend import is_concrete, is_on_host, numbers_of
 from ...masks import Mask, Positions, flatten, unflatten
 from ...masks._band import UNKNOWN
 from ...masks._mask import band_of
@@ -130,7 +130,7 @@ def _listed_kinds(grid: Grid) -> list[Any] | None:
     if is_on_host(call.query) and not band.is_exact:
         some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
         kinds = xp.add(some, every)
-        return grid.loops.to_list(kinds) if is_concrete(kinds) else None
+        return numbers_of(kinds) if is_concrete(kinds) else None
     first, start = (at if isinstance(at, int) else 0 for at in call.starts)
     band, (rows, columns), table = band._replace(is_exact=band.is_exact and call.bias is None), grid.lengths, []
     ends = [(at, min(at + grid.sizes[1], columns)) for at in range(0, columns, grid.sizes[1])]
