@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from .._arrays import Array, Namespace, cast_to
 from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
-from ..masks import Mask
+from ..masks import Mask, flatten
 from ..masks._mask import bounds_of
-from ..masks._rules import mask_arrays, rule_of
+from ..masks._rules import rule_of
 from .call import Call
 from .kernels import Kernel, Way
 from .parts import keys_within_reach, with_cut
@@ -126,13 +126,13 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
     samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
     """
     leading = call.query.shape[:-3]
-    if 0 in leading or not can_be_read(*mask_arrays(call.mask).values()):
+    if 0 in leading or not can_be_read(*flatten(call.mask)[1]):
         return None
     last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 
     def output(call: Call) -> Array | None:
         nonlocal last
-        numbers = list(map(numbers_of, mask_arrays(call.mask).values()))
+        numbers = list(map(numbers_of, flatten(call.mask)[1]))
         known, is_shared, rule, planned = last
         if numbers != known:
             bands = bounds_of(call.mask).numbers(leading)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array, Namespace
@@ -93,13 +93,6 @@ class Loops:
     def norm(self, x: Array) -> Array:
         """Return the Euclidean norm over the last axis: by default the root of a product."""
         return self.xp.sqrt(self.xp.vecdot(x, x))
-
-    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Return the Euclidean norm of each whole array, or a bound of it, as a number; not finite if the array is not.
-
-        It is called only where values can be read; by default it is `norm`.
-        """
-        return [float(self.norm(self.xp.reshape(array, (-1,)))) for array in arrays]
 
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """Return a stack of ``count`` blocks of zeros, each made by ``zero(index)``.

@@ -39,8 +39,7 @@ for _each in (Plan, Call, Whole, Dropout):
 
 def pack(call: Call) -> tuple[Call, Arrays]:
     """A call of five axes as tree definitions of its fields, and its arrays in their order."""
-    arrays: list[Array] = []
-    _, *fields = flatten(call._replace(xp=None, backend=None), arrays, -1)  # type: ignore[arg-type]  # a plan has none
+    (_, *fields), arrays = flatten(call._replace(xp=None, backend=None), -1)  # type: ignore[arg-type]  # a plan has none
     return Call(*fields), tuple(arrays)
 
 
@@ -116,8 +115,7 @@ def _check_score_mod(call: Call) -> None:
     """
     if call.backend.has_gradient is None:
         return
-    arrays: list[Array] = []
-    treedef, xp, like = flatten(call.score_mod, arrays), call.xp, call.backend.stop_gradient(call.query)
+    (treedef, arrays), xp, like = flatten(call.score_mod), call.xp, call.backend.stop_gradient(call.query)
     score_mod = unflatten(treedef, list(map(call.backend.stop_gradient, arrays)))
     first = positions(1, like, xp=xp)
     at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)

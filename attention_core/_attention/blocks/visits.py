@@ -241,14 +241,12 @@ def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
 
 def score_variables(call: Call) -> Arrays:
     """The floating-point arrays of softcap and score modification, which have a gradient."""
-    arrays: list[Array] = []
-    flatten((call.softcap, call.score_mod), arrays)
+    _, arrays = flatten((call.softcap, call.score_mod))
     return tuple([array for array in arrays if is_floating(array)])
 
 
 def modified_scores(grid: Grid, raw: Array, variables: Arrays, at: Positions | None) -> Array:
     """Scores after softcap and score modification, as a function of `score_variables` too."""
-    arrays: list[Array] = []
-    treedef, remaining = flatten((grid.call.softcap, grid.call.score_mod), arrays), iter(variables)
+    (treedef, arrays), remaining = flatten((grid.call.softcap, grid.call.score_mod)), iter(variables)
     softcap, score_mod = unflatten(treedef, [next(remaining) if is_floating(x) else x for x in arrays])
     return modify_scores(raw, softcap, score_mod, at, xp=grid.xp)
