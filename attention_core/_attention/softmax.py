@@ -32,7 +32,8 @@ def softmax(
     they are, unless the weights are asked for, too.
     """
     xp, backend, allowed, empty = call.xp, call.backend, facts.allowed, facts.empty
-    num_keys = scores.shape[-1]
+    num_keys: Any = scores.shape[-1]
+    num_keys = num_keys if isinstance(num_keys, int) else length(scores, -1, xp=xp)
     if isinstance(num_keys, int) and num_keys == 0:
         one = xp.ones((*shape(scores, xp=xp)[:-1], 1), dtype=scores.dtype, **on_device_of(scores))
         row = xp.squeeze(one, axis=-1)
@@ -49,7 +50,7 @@ def softmax(
             most = xp.max(exponentials, axis=-1, keepdims=True)
             log_total = xp.negative(xp.log(most if empty is None else xp.where(empty, 1.0, most)))
             if not isinstance(num_keys, int):  # there may turn out to be no keys, and no maximum
-                log_total = xp.where(xp.equal(length(scores, -1, xp=xp), 0), 0.0, log_total)
+                log_total = xp.where(xp.equal(num_keys, 0), 0.0, log_total)
     else:
         top = backend.stop_gradient(top) if backend.differentiates else top
         top = top if empty is None else xp.where(empty, 0.0, top)  # -inf - -inf would be nan

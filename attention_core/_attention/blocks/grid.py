@@ -233,7 +233,7 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         call = _padded(call, fill, xp)
-    is_open = not isinstance(lengths[1], int) and loops.traced
+    is_open = not isinstance(lengths[1], int) and loops.traced  # else known when an operator runs
     may_be_empty = call.mask is not None or call.bias is not None or is_open
     asks = call.mask is not None or call.score_mod is not None or call.dropout is not None
     relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
