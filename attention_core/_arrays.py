@@ -306,11 +306,16 @@ class Leaf(NamedTuple):
 _PLAIN = (type(None), int, float, bool, str)
 
 
-def flatten(rule: Any, arrays: list[Any], axes: int = 0, /) -> Any:
-    """Append the arrays of a rule, or of another dataclass, to a list, and return the tree definition.
+def flatten(rule: Any, axes: int = 0, /) -> tuple[Any, list[Any]]:
+    """Take a rule apart, or another dataclass or tuple, into the tree definition and the arrays.
 
     The definition is nested tuples ``(class, *fields)`` with a `Leaf` for each array. It compares by value.
     """
+    arrays: list[Any] = []
+    return _treedef(rule, arrays, axes), arrays
+
+
+def _treedef(rule: Any, arrays: list[Any], axes: int) -> Any:
     if rule is None or isinstance(rule, int) or type(rule) is float:  # of a symbol of torch.compile nothing is asked
         return rule
     if hasattr(rule, "dtype"):
@@ -318,11 +323,11 @@ def flatten(rule: Any, arrays: list[Any], axes: int = 0, /) -> Any:
         return Leaf(len(arrays) - 1, axes)
     if isinstance(rule, tuple):
         kind = type(rule) if hasattr(rule, "_fields") else tuple
-        return kind, *[item if type(item) in _PLAIN else flatten(item, arrays, -1) for item in rule]
+        return kind, *[item if type(item) in _PLAIN else _treedef(item, arrays, -1) for item in rule]
     if is_dataclass(rule) and not isinstance(rule, type):
         axes_of: dict[str, int] = getattr(rule, "axes", {})
         names = [field.name for field in fields(rule)]
-        return type(rule), *[flatten(getattr(rule, name), arrays, axes_of.get(name, 0)) for name in names]
+        return type(rule), *[_treedef(getattr(rule, name), arrays, axes_of.get(name, 0)) for name in names]
     return rule
 
 

@@ -44,9 +44,9 @@ def normalize(x: Array, /, scale: Array, offset: Array, epsilon: float, *, xp: N
 
 def normalize_rms(x: Array, /, scale: Array, epsilon: float, *, xp: Namespace) -> Array:
     """Divide the channels by the root of their mean square, then scale them."""
-    noise: Any = epsilon
+    backend, noise = backend_for(x, xp), epsilon
     bound, power = _BOUNDS[dtype_name(x.dtype)]
-    if not (can_be_read(x) and backend_for(x, xp).loops.whole_norms([x])[0] < bound):
+    if not (can_be_read(x) and float(backend.loops.norm(xp.reshape(backend.stop_gradient(x), (-1,)))) < bound):
         largest = xp.max(xp.abs(x), axis=-1, keepdims=True)
         factor = xp.where(xp.greater(largest, bound), xp.full_like(largest, power), 1.0)
         x = xp.multiply(x, factor)

@@ -95,7 +95,7 @@ class Call(NamedTuple):
     softcap: float | Array | None = None
     score_mod: Callable[..., Array] | None = None
     mask: Mask | Array | None = None
-    scale: float | Array | None = None
+    scale: Any = None  # a number or an array
     sinks: Array | None = None
     dropout: Dropout | None = None
     starts: tuple[Any, Any] = (0, 0)

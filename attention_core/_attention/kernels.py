@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._arrays import FLOATING, Array, dtype_name, sizes
@@ -57,8 +58,8 @@ class Way:
         """Compute attention, with what is asked for besides the output if it costs less than by itself."""
         raise NotImplementedError
 
-    def lasting(self, call: Any, /) -> Way | None:
-        """Return the way for all calls of this signature, which keeps no array; ``None`` if each call finds its own."""
+    def lasting(self, call: Any, /) -> Callable[..., Result] | None:
+        """Return `run` for all calls of this signature, which keeps no array; ``None`` if each call finds its own."""
         return None
 
 
@@ -205,6 +206,6 @@ class Kernel(Way):
         output, found = self.attend_with_logsumexp(call)
         return Result(output, None, found)
 
-    def lasting(self, call: Call, /) -> Kernel | None:
-        """Return the kernel for all calls of this signature, if its verdict lasts."""
-        return self.prepare(call) if self.lasts(call) else None
+    def lasting(self, call: Call, /) -> Callable[..., Result] | None:
+        """Return `run` for all calls of this signature, if the verdict lasts."""
+        return self.prepare(call).run if self.lasts(call) else None

@@ -4,7 +4,7 @@ A signature is types, shapes, dtypes, devices and options. A small call takes le
 and to be judged. Queries, keys and values are looked at in every call, and never kept. Lengths in a mask are read in
 every call, and what they decide is kept for the next one.
 
-A call that is answered here does not pass `run_call`: it goes from `output_of` to the `Way.run` that was kept.
+A call that is answered here does not pass `run_call`: it goes from `output_of` to what `Way.lasting` gave.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from .._arrays import Array, Namespace, cast_to
 from .._backend import Backend, can_be_read, is_compiling, is_of_eager_type, numbers_of, registered_name
-from ..masks import Mask
+from ..masks import Mask, flatten
 from ..masks._mask import bounds_of
-from ..masks._rules import mask_arrays, rule_of
+from ..masks._rules import rule_of
 from .call import Call
 from .kernels import Kernel, Way
 from .parts import keys_within_reach, with_cut
-from .ways import BLOCKS, DENSE, taken_way, with_sinks
+from .ways import BLOCKS, DENSE, REPRODUCIBLE, taken_way, with_sinks
 
 OutputOf = Callable[[Call], "Array | None"]
 # What an output that is kept depends on, or takes from each call, besides numbers. With others, a call is judged.
@@ -56,7 +56,7 @@ def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[s
     """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known
-    if options.get("arithmetic", "fast") != "fast" or options.get("implementation") not in _NAMED:
+    if options.get("implementation") not in _NAMED:
         return known
     others = (value for name, value in options.items() if name not in _PLANNED)
     if any(not (value is None or value is False or type(value) in (int, float)) for value in others):
@@ -83,7 +83,7 @@ def _output_of(call: Call, implementation: str) -> OutputOf | None:
     if not (call.mask is None or _is_of_bands(call.mask, call.query.shape[:-3])):
         return None
     if bounds_of(call.mask).is_relative:
-        return _by_way(_NAMED[implementation], call)
+        return _by_way(REPRODUCIBLE if call.arithmetic == "reproducible" else _NAMED[implementation], call)
     reads_lengths = implementation == "auto" and not call.backend.loops.traced
     return _once_per_lengths(call) if reads_lengths else None
 
@@ -103,10 +103,10 @@ def _by_way(way: Way | None, call: Call) -> OutputOf | None:
     part = with_cut(call, keys)
     needs_kernel = way is None and bool(call.backend.kernels)
     way = taken_way(part) if way is None else way
-    lasting = None if needs_kernel and not isinstance(way, Kernel) else way.lasting(part)
-    if lasting is None:
+    run = None if needs_kernel and not isinstance(way, Kernel) else way.lasting(part)
+    if run is None:
         return None
-    keys, run = keys and keys._replace(mask=None if has_arrays else keys.mask), lasting.run
+    keys = keys and keys._replace(mask=None if has_arrays else keys.mask)
 
     def output(call: Call) -> Array:
         part = call if keys is None else with_cut(call, keys)
@@ -126,13 +126,13 @@ def _once_per_lengths(call: Call) -> OutputOf | None:
     samples share are numbers. Plans hold no array. There is none where reading would wait for a device.
     """
     leading = call.query.shape[:-3]
-    if 0 in leading or not can_be_read(*mask_arrays(call.mask).values()):
+    if 0 in leading or not can_be_read(*flatten(call.mask)[1]):
         return None
     last: tuple[Any, bool, Any, OutputOf | None] = (None, False, None, None)
 
     def output(call: Call) -> Array | None:
         nonlocal last
-        numbers = list(map(numbers_of, mask_arrays(call.mask).values()))
+        numbers = list(map(numbers_of, flatten(call.mask)[1]))
         known, is_shared, rule, planned = last
         if numbers != known:
             bands = bounds_of(call.mask).numbers(leading)

@@ -166,8 +166,7 @@ def _of_sample(x: Array, axes: int, sample: tuple[int, ...]) -> Array:
 
 def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     """A rule of ``part(array, axes)`` for each of its arrays, but for those that it passes on whole."""
-    arrays: list[Array] = []
-    treedef = flatten(rule, arrays)
+    treedef, arrays = flatten(rule)
     if not arrays:
         return rule
     for index, axes in leaves(treedef):

@@ -6,8 +6,9 @@ A verdict of the ways written here reads no query, key or value.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from .._arithmetic import ARITHMETICS, fan_out
@@ -16,14 +17,15 @@ from .._backend import backend_of, is_exporting, library_name
 from .._checks import check_choice
 from ..masks import Mask
 from ..masks._mask import bounds_of
-from .blocks.forward import blockwise, lasting_grid, query_chunks
-from .blocks.grid import Grid
+from .blocks.forward import blockwise, forward_grid, query_chunks
+from .blocks.grid import Grid, lasting_grid, make_grid
+from .blocks.plan import make_plan
 from .call import Call, Result, group_size, has_no_pairs, is_listed
 from .dense import guarded_dense, guarded_scores
-from .facts import Facts, folds_groups, lasting_facts
+from .facts import folds_groups, lasting_facts
 from .kernels import OPEN, Kernel, Verdict, Way
 from .parts import KeyCut, cuts_that_save, has_few_queries, keys_within_reach, sample_calls, with_cut
-from .reproducible.forward import reproducible_attention
+from .reproducible.forward import arrange, reproducible_attention
 from .reproducible.matrices import reproducible_scores, reproducible_weights
 from .softmax import merge_logsumexps, with_remainder
 
@@ -35,8 +37,8 @@ class Dense(Way):
 
     kind, reason = "dense", "there are so few scores that cutting them into blocks would take longer"
 
-    def __init__(self, cuts: list[KeyCut] | None = None, facts: Facts | None = None) -> None:
-        self.cuts, self.facts = cuts, facts
+    def __init__(self, cuts: list[KeyCut] | None = None) -> None:
+        self.cuts = cuts
 
     def judge(self, call: Call) -> Verdict:
         is_open = self.cuts is not None or dense_advantage(call) is not None
@@ -45,12 +47,14 @@ class Dense(Way):
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
         if self.cuts is not None:
             return _attend_per_sample(call, self.cuts, logsumexp=logsumexp)
-        return guarded_dense(call, self.facts, weights=weights, logsumexp=logsumexp)
+        return guarded_dense(call, weights=weights, logsumexp=logsumexp)
 
-    def lasting(self, call: Call) -> Way | None:
-        facts = lasting_facts(call) if self.cuts is None else None
-        is_known = facts is not None or self.cuts is not None or bounds_of(call.mask).is_relative
-        return Dense(self.cuts, facts) if is_known else None
+    def lasting(self, call: Call) -> Callable[..., Result] | None:
+        if self.cuts is not None:
+            return self.run
+        facts = lasting_facts(call)
+        is_known = facts is not None or bounds_of(call.mask).is_relative
+        return functools.partial(guarded_dense, facts=facts) if is_known else None
 
 
 def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Result:
@@ -71,20 +75,17 @@ class Blocks(Way):
 
     kind, reason = "blockwise", "there are so many scores that they are better never held at once"
 
-    def __init__(self, grid: Grid | None = None) -> None:
-        self.grid = grid
-
     def judge(self, call: Call) -> Verdict:
         return Verdict(None, dense_advantage(call))
 
-    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False, grid: Grid | None = None) -> Result:
         _check_lengths(call, "implementation='blockwise'")
-        output, *found = blockwise(call, self.grid)
+        output, *found = blockwise(call, grid)
         return Result(output, None, *found)
 
-    def lasting(self, call: Call) -> Way | None:
-        grid = None if has_no_elements(call) else lasting_grid(call)
-        return None if grid is None else Blocks(grid)
+    def lasting(self, call: Call) -> Callable[..., Result] | None:
+        grid = None if has_no_elements(call) else lasting_grid(call, make_plan, forward_grid)
+        return None if grid is None else functools.partial(self.run, grid=grid)
 
 
 class Reproducible(Way):
@@ -92,7 +93,7 @@ class Reproducible(Way):
 
     kind, reason = "blockwise", "in reproducible arithmetic, there are blocks alone, and their size does not show"
 
-    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False, grid: Grid | None = None) -> Result:
         if has_no_pairs(call):
             return guarded_dense(call, weights=weights)
         _check_lengths(call, "arithmetic='reproducible'")
@@ -103,8 +104,12 @@ class Reproducible(Way):
             arrays = {name: getattr(call, name) for name in ("query", "key", "bias") if getattr(call, name) is not None}
             pairs = {name: arithmetic.copies(array, 2, xp=call.xp) for name, array in arrays.items()}
             call, of_weights = (call._replace(**{name: pair[use] for name, pair in pairs.items()}) for use in (0, 1))
-        output, found, reference = reproducible_attention(call)
+        output, found, reference = reproducible_attention(call, grid=grid)
         return Result(output, reproducible_weights(of_weights, reference) if weights else None, found)
+
+    def lasting(self, call: Call) -> Callable[..., Result] | None:
+        grid = None if has_no_pairs(call) else lasting_grid(call, arrange, make_grid)
+        return None if grid is None else functools.partial(self.run, grid=grid)
 
 
 DENSE, BLOCKS, REPRODUCIBLE = Dense(), Blocks(), Reproducible()

@@ -353,9 +353,7 @@ def as_constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
 
 def holds_numpy(value: Any) -> bool:
     """Whether this is an array of NumPy, or a tuple, mask or dataclass that holds one."""
-    arrays: list[Array] = []
-    flatten(value, arrays)
-    return any(map(is_of_numpy, arrays))
+    return any(map(is_of_numpy, flatten(value)[1]))
 
 
 def constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
@@ -363,8 +361,7 @@ def constant(value: Any, like: Array, /, *, wraps: bool = False) -> Any:
 
     Integers that a library cannot hold raise, unless only their last 32 bits count.
     """
-    arrays: list[Array] = []
-    treedef = flatten(value, arrays)
+    treedef, arrays = flatten(value)
     if not any(map(is_of_numpy, arrays)):
         return value
     return unflatten(treedef, [_made(array, like, wraps) if is_of_numpy(array) else array for array in arrays])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from .._arrays import Array, Namespace
@@ -78,20 +78,14 @@ class Loops:
         return then() if bool(condition) else otherwise()
 
     def block_at(self, x: Any, index: Any) -> Any:
-        """Return the block at an index of `split`, or the element at an index of an array's first axis.
-
-        Where loops are not traced, ``x`` may also be a list, and a range of indices joins neighbouring blocks to one.
-        """
-        if isinstance(x, _Split):
-            return self.block(x.array, index, x.size, -2)
+        """Return the element at an index of an array's first axis; of a list, too, where loops are not traced."""
         return x[index] if isinstance(x, list) else x[index, ...]
 
-    def split(self, x: Array, size: int, function: Any = None) -> Any:
-        """Split an array along axis -2 into blocks for `block_at`, after a function that acts on each row alone."""
-        return _Split(x if function is None else function(x), size)
-
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
-        """Return the block at an index along axis -2 or -1. Where loops are not traced, the last may be smaller."""
+        """Return the block at an index along axis -2 or -1.
+
+        Where loops are not traced, the last may be smaller, and a range of indices joins neighbouring blocks to one.
+        """
         run = index if isinstance(index, range) else range(index, index + 1)
         places = slice(run.start * size, min(run.stop * size, x.shape[axis]))
         return x[..., places, :] if axis == -2 else x[..., places]
@@ -99,19 +93,6 @@ class Loops:
     def norm(self, x: Array) -> Array:
         """Return the Euclidean norm over the last axis: by default the root of a product."""
         return self.xp.sqrt(self.xp.vecdot(x, x))
-
-    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        """Return the Euclidean norm of each whole array, or a bound of it, as a number; not finite if the array is not.
-
-        It is called only where values can be read; by default it is `norm`.
-        """
-        return [float(self.norm(self.xp.reshape(array, (-1,)))) for array in arrays]
-
-    def to_list(self, x: Array) -> Any:
-        """Return the values as nested lists. It is called only where loops are not traced, so none overrides it."""
-        if hasattr(x, "tolist"):
-            return x.tolist()
-        return [self.to_list(x[index, ...]) for index in range(x.shape[0])] if len(x.shape) else int(x)
 
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         """Return a stack of ``count`` blocks of zeros, each made by ``zero(index)``.
@@ -137,13 +118,6 @@ class Loops:
         """Return the blocks as one array, with a new first axis."""
         blocks = stack.filled()
         return self.xp.stack(blocks, axis=0) if len(blocks) > 1 else self.xp.expand_dims(blocks[0], axis=0)
-
-
-class _Split(NamedTuple):
-    """An array of which blocks are taken along axis -2."""
-
-    array: Array
-    size: int
 
 
 class _BlockList(NamedTuple):

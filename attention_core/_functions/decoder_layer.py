@@ -346,8 +346,8 @@ def _check_memory(name: str, layer: DecoderLayer, memory: Array | None, mask: An
 
 def _check_memory_mask(mask: Any, memory: Array, target: tuple[int | None, ...]) -> None:
     """Raise if an array, or one in a rule, begins with the axes of samples where those of heads or queries are."""
-    leading, arrays = sizes(memory)[:-2], list[Array]()
-    for array, leaf in zip(arrays, leaves(flatten(mask, arrays, 3)), strict=True):
+    leading, (treedef, arrays) = sizes(memory)[:-2], flatten(mask, 3)
+    for array, leaf in zip(arrays, leaves(treedef), strict=True):
         dims = sizes(array)
         is_short = leaf.axes == 3 and len(leading) < len(dims) < len(target)
         if is_short and dims[: len(leading)] == leading != (1,) * len(leading):  # of one sample, both are the same

@@ -326,14 +326,13 @@ def check_mask(mask: Any, target: Sizes, query: Array) -> None:
     """Raise unless a mask fits scores of shape (..., H, M, N) and lies on the device of the query."""
     rule = as_mask(mask)
     rule.check(target)
-    for array in mask_arrays(rule).values():
+    for array in flatten(rule)[1]:
         check_device("mask", array, "query", query)
 
 
 def check_covered(mask: Mask | Array, starts: tuple[Any, Any], lengths: tuple[int | None, int | None]) -> None:
     """Raise if arrays of a mask are known to end before the last query or key of a piece."""
-    arrays: list[Array] = []
-    treedef = flatten(as_mask(mask), arrays)
+    treedef, arrays = flatten(as_mask(mask))
     for array, leaf in zip(arrays, leaves(treedef), strict=True):
         for axis, start, length in zip((-2, -1), starts, lengths, strict=True):
             if leaf.axes != 3 or len(array.shape) < -axis or not isinstance(start, int) or length is None:
@@ -344,10 +343,3 @@ def check_covered(mask: Mask | Array, starts: tuple[Any, Any], lengths: tuple[in
                     f"expected a mask over all positions of the whole, at least {start + length} on axis {axis}; got"
                     f" {shape_text(array)}"
                 )
-
-
-def mask_arrays(mask: Mask | Array | None) -> dict[str, Array]:
-    """The arrays of a mask by name, by which its library is found."""
-    arrays: list[Array] = []
-    flatten(None if mask is None else as_mask(mask), arrays)
-    return {"mask" if len(arrays) == 1 else f"mask[{index}]": array for index, array in enumerate(arrays)}

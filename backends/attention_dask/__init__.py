@@ -55,7 +55,7 @@ class Shared:
     @property
     def counts(self) -> bool:
         """Whether something counts samples or heads, from the first of a task."""
-        return may_count(flatten(self.mask, [])) or any(self.options.get(name) is not None for name in COUNTED)
+        return may_count(flatten(self.mask)[0]) or any(self.options.get(name) is not None for name in COUNTED)
 
     def mask_of(self, batch: Sequence[slice], heads: slice) -> Mask | None:
         """The mask of some samples and heads."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,6 @@ import numpy as np
 
 from attention_core.backend import Array, Loops, Namespace
 from attention_jax.sharding import vary
-
-
-class _Cut(NamedTuple):
-    array: Array
-    size: int
-    function: Callable[[Array], Array]
 
 
 class JaxLoops(Loops):
@@ -57,13 +51,7 @@ class JaxLoops(Loops):
         return jax.lax.cond(condition, lambda: vary(then(), self.axes), lambda: vary(otherwise(), self.axes))
 
     def block_at(self, x: Any, index: Any) -> Any:
-        if isinstance(x, _Cut):
-            return x.function(self.block(x.array, index, x.size, -2))
         return jnp.squeeze(_sliced(x, index, 1, 0), axis=0)
-
-    def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> _Cut:
-        """The blocks of an array along axis -2, after a function of rows: XLA makes one loop of it and the slice."""
-        return _Cut(x, size, function)
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         return _sliced(x, index * size, size, x.ndim + axis)

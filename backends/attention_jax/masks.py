@@ -48,8 +48,7 @@ def _flatten(mask: Any) -> tuple[Sequence[Array], Any]:
     # JAX puts placeholders where arrays were, which nothing but the form tells from numbers that are static.
     if "_leaves" in vars(mask):
         return vars(mask)["_leaves"], vars(mask)["_form"]
-    arrays: list[Array] = []
-    form = flatten(mask, arrays)
+    form, arrays = flatten(mask)
     return arrays, form
 
 

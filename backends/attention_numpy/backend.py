@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.numpy
@@ -31,9 +30,6 @@ class NumpyLoops(Loops):
 
     def norm(self, x: Array) -> Array:
         return np.sqrt(np.vecdot(x, x))
-
-    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        return [math.sqrt(np.vdot(array, array)) for array in arrays]
 
 
 class NumpyBackend(Adapter):

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from attention_core.backend import Array, Loops
-from attention_tensorflow import namespace as tensorflow_namespace
 from attention_tensorflow.programs import is_for_xla
 
 
@@ -56,17 +55,6 @@ class TensorFlowLoops(Loops):
         if not tf.executing_eagerly():
             _keep_whole(tf.nest.flatten(results)[0])
         return results
-
-    def split(self, x: Array, size: int, function: Callable[[Array], Array] = lambda x: x) -> Any:
-        """The blocks of an array along axis -2, after a function of rows: a slice of a first axis is no copy."""
-        x = function(x)
-        if x.shape[-2] is None:  # XLA does not cut what it has no number for
-            return super().split(x, size)
-        *dims, length, width = tensorflow_namespace.shape(x)
-        rank = len(dims)
-        apart = tf.reshape(x, [*dims, length // size, size, width])
-        across = tf.transpose(apart, [rank, *range(rank), rank + 1, rank + 2])
-        return tf.ensure_shape(across, [length // size, *x.shape[:-2], size, x.shape[-1]])
 
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         # A slice from one tensor to another has no size that XLA could see.

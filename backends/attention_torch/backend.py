@@ -111,9 +111,6 @@ class TorchLoops(Loops):
     def norm(self, x: Array) -> Array:
         return torch.linalg.vector_norm(x, dim=-1)
 
-    def whole_norms(self, arrays: Sequence[Array]) -> list[float]:
-        return [torch.linalg.vector_norm(array.detach()).item() for array in arrays]
-
 
 FLEX = FlexAttention()
 

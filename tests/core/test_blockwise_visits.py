@@ -235,7 +235,7 @@ def test_an_accelerator_visits_by_numbers_alone(name, rng, put, get, backend, mo
 
     for module in ("_attention.blocks.visits", "_backend._find"):
         monkeypatch.setattr(importlib.import_module(f"attention_core.{module}"), "is_on_host", lambda array: False)
-    monkeypatch.setattr(type(backend.loops), "to_list", refuse)
+    monkeypatch.setattr(importlib.import_module("attention_core._attention.blocks.visits"), "numbers_of", refuse)
     query, key, value = qkv(rng)
     for wrong in (0.5, math.nan, math.inf):
         value[..., 4, 1] = wrong

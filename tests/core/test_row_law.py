@@ -12,7 +12,7 @@ from reproducible_helpers import EXACTLY, same
 
 import attention_core as ac
 from attention_core import scaled_dot_product_attention as attention
-from attention_core._attention.blocks import forward as blocks, plan
+from attention_core._attention.blocks import forward as blocks
 from attention_core._attention.reproducible import backward, bounds, forward
 
 FINITE = [0.0, 1.0, 1e4, 1e10, 1e20, 3e38]
@@ -156,8 +156,7 @@ def cancelling(rng, num_rows, length=0.0):
 
 def unread(monkeypatch):
     """An accelerator, whose values nobody reads: with a mask, it averages indicators next to values."""
-    for module in (blocks, plan):
-        monkeypatch.setattr(module, "can_be_read", lambda *_: False)
+    monkeypatch.setattr(blocks, "can_be_read", lambda *_: False)
     return {"mask": np.ones(256, bool)}
 
 

@@ -39,20 +39,19 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     """
     call, (queries, keys) = unpack(plan, arrays, backend), plan.block_sizes
     plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)))
-    if not call.assume_finite and plan.may_mask and can_be_read(*arrays[:3], cotangents[0]):
-        gradients = _gradients(plan._replace(all_finite=True), call, results, cotangents)
-        if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
-            return gradients
-        plan = plan._replace(all_finite=False)
-    return _gradients(plan, call, results, cotangents)
-
-
-def _gradients(plan: Plan, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
     grid = make_grid(plan, call)
     grid = grid._replace(visits=make_visits(grid, by_key=True))
+    if not grid.all_finite and can_be_read(*arrays[:3], cotangents[0]):
+        gradients = _gradients(grid._replace(all_finite=True), call, results, cotangents)
+        if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
+            return gradients
+    return _gradients(grid, call, results, cotangents)
+
+
+def _gradients(grid: Grid, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
     sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
     gradients = [*grid.concat_blocks(sums[:1], 0), *grid.concat_blocks(sums[1:3], 1)]
-    if not plan.all_finite:  # elements that are not finite were replaced, and have no gradient
+    if not grid.all_finite:  # elements that are not finite were replaced, and have no gradient
         gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, call[:3], strict=True)]
     if call.bias is not None:
         gradients.append(grid.concat_bias_gradient(sums.d_bias))
@@ -107,14 +106,12 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
 
 def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
     """The gradients with those of one sample of the batch, of one block of keys after the other."""
-    xp, loops, sample, (query_size, key_size) = grid.xp, grid.loops, grid.sample_at(index), grid.sizes
-    of_sample = (grid.part_of(x, sample.index, sample.head) for x in rows)
-    queries = [loops.split(x, query_size) for x in (sample.query, *of_sample)]
-    keys, values = loops.split(sample.key, key_size), loops.split(sample.value, key_size, grid.finite_or_zero)
+    xp, loops, sample = grid.xp, grid.loops, grid.sample_at(index)
+    queries = [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
 
     def add_keys(j: Any, sums: GradientSums) -> GradientSums:
-        k, v = loops.block_at(keys, j), loops.block_at(values, j)
-        transposed = xp.matrix_transpose(k), xp.matrix_transpose(v)
+        k, v = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+        transposed = xp.matrix_transpose(k), xp.matrix_transpose(grid.finite_or_zero(v))
         block = KeyBlock(sample, queries, grid.finite_or_zero(k), transposed, index=index, j=j)
         start = sums._replace(d_key=xp.zeros_like(k), d_value=xp.zeros_like(v))
         state = visit_blocks(grid, sample.index, j, functools.partial(_absorb, grid, block), state=start)
@@ -131,7 +128,7 @@ class KeyBlock(NamedTuple):
     """One block of keys and values, which all blocks of queries in sight add to."""
 
     sample: Sample
-    queries: list[Any]  # blocks of queries, and of their `RowArrays`
+    queries: list[Array]  # all of the sample, and their `RowArrays`
     keys: Array  # with 0 for what is not finite
     transposed: tuple[Array, Array]  # keys and values
     index: Any
@@ -140,11 +137,11 @@ class KeyBlock(NamedTuple):
 
 def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: GradientSums) -> GradientSums:
     """The gradients with those of one block of scores."""
-    xp, loops, (sample, blocks, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
-    queries, d_output, delta, logsumexp = (loops.block_at(x, i) for x in blocks)
+    xp, loops, (sample, of_rows, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
+    queries, d_output, delta, logsumexp = (loops.block(x, i, grid.sizes[0], -2) for x in of_rows)
     block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
-    masks_again = block.allowed is not None and (not grid.plan.all_finite or grid.call.bias is not None)
+    masks_again = block.allowed is not None and (not grid.all_finite or grid.call.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN

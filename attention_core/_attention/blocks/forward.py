@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, dtype_name, scalar_like, shape, zeros_with
@@ -31,12 +31,12 @@ from ...masks._band import ALL
 from ...masks._mask import band_of, bounds_of
 from ..call import Call, upcast_call
 from ..dense import dense
-from ..facts import MAX_KEPT, facts_of, nonfinite_indicators, repaired_unless_clean, with_infinities
+from ..facts import facts_of, nonfinite_indicators, repaired_unless_clean, with_infinities
 from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
-from .grid import Grid, Sample, make_grid, matmul_per_group
-from .plan import Plan, block_tuning, in_five_axes, lasts, make_plan, unpack
+from .grid import Grid, make_grid, matmul_per_group
+from .plan import Plan, block_tuning, lasts, make_plan, unpack
 from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
 
 MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
@@ -52,31 +52,13 @@ def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array
     if grid is None:
         output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     else:
-        arrays, *_ = in_five_axes(call)
-        whole = grid.call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
-        cache = grid.cache if grid.cache is None or math.prod(grid.lengths) <= MAX_KEPT else {}
-        output, logsumexp, remainder = _results(grid._replace(call=whole, cache=cache), tuple)
+        output, logsumexp, remainder = _results(grid.of(call), tuple)
     *dims, _ = shape(call.query, xp=xp)
     output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
     return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
 
 
-def lasting_grid(call: Call) -> Grid | None:
-    """The grid of all calls of the signature of this one, without arrays; ``None`` if it depends on more than that.
-
-    Libraries that differentiate keep none, as in `facts.lasting_facts`.
-    """
-    backend = call.backend
-    if backend.differentiates or call.score_mod is not None or not can_be_read(*call[:3]):
-        return None
-    plan, arrays = make_plan(upcast_call(call))
-    if len(arrays) > 3:
-        return None
-    grid = _forward_grid(plan, unpack(plan, arrays, backend))
-    return grid._replace(call=grid.call._replace(query=None, key=None, value=None))
-
-
-def _forward_grid(plan: Plan, call: Call) -> Grid:
+def forward_grid(plan: Plan, call: Call) -> Grid:
     """The grid of a call, with the blocks that are visited."""
     if call.mask is not None and not call.backend.loops.traced:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of the former size.
@@ -92,7 +74,7 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
     call = unpack(plan, arrays, backend)
 
     def of_blocks() -> Any:
-        return _results(_forward_grid(plan, call), functools.partial(empty_results, plan, arrays, backend))
+        return _results(forward_grid(plan, call), functools.partial(empty_results, plan, arrays, backend))
 
     chunks = query_chunks(call)
     if not chunks:
@@ -103,8 +85,8 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:
     """The results of a grid, whose values may not be finite."""
     if scores_are_small(grid):
-        return _grid_results(grid._replace(plan=grid.plan._replace(all_finite=True), exp_without_max=True))
-    return _grid_results(grid) if grid.plan.all_finite else with_nonfinite_values(grid, _grid_results, empty)
+        return _grid_results(grid._replace(all_finite=True, exp_without_max=True))
+    return _grid_results(grid) if grid.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
 
 def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
@@ -139,14 +121,8 @@ def scores_are_small(grid: Grid) -> bool:
 
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    output, rows = for_each_rows(grid, functools.partial(_split, grid), _attend, grid.row_stacks(grid.width, 2))
+    output, rows = for_each_rows(grid, lambda sample: None, _attend, grid.row_stacks(grid.width, 2))
     return output, rows[..., 0], rows[..., 1]
-
-
-def _split(grid: Grid, sample: Sample) -> Arrays:
-    """The blocks of queries, keys and values of a sample."""
-    split, (num_rows, num_keys) = grid.loops.split, grid.sizes
-    return split(sample.query, num_rows), split(sample.key, num_keys), split(sample.value, num_keys, grid.value_part)
 
 
 class Running(NamedTuple):
@@ -158,22 +134,19 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend(rows: QueryRows, blocks: Arrays) -> tuple[Array, Array]:
+def _attend(rows: QueryRows, _: None) -> tuple[Array, Array]:
     """Output, logsumexp and remainder of a block of queries."""
-    grid, queries, *of_keys = rows.grid, *blocks
-    query = grid.loops.block_at(queries, rows.i)
+    grid, query = rows.grid, rows.block(rows.sample.query)
     empty = _empty_state(grid, query) if grid.loops.traced and not grid.is_one_block else None
-    state = rows.visit(functools.partial(_absorb, rows, query, of_keys), empty)
+    state = rows.visit(functools.partial(_absorb, rows, query), empty)
     return _finish(grid, _empty_state(grid, query) if state is None else state)
 
 
-def _absorb(
-    rows: QueryRows, query: Array, of_keys: Sequence[Any], masked: bool, j: Any, state: Running | None
-) -> Running:
+def _absorb(rows: QueryRows, query: Array, masked: bool, j: Any, state: Running | None) -> Running:
     """The running sums after one more block of keys."""
-    grid, xp, loops = rows.grid, rows.grid.xp, rows.grid.loops
-    keys, values = loops.block_at(of_keys[0], j), loops.block_at(of_keys[1], j)
-    block = score_block(grid, rows.sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
+    grid, sample, xp, loops = rows.grid, rows.sample, rows.grid.xp, rows.grid.loops
+    keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+    block = score_block(grid, sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
     if grid.exp_without_max:
         new_max, exponentials = None, loops.inplace(xp.exp, block.scores)
     else:
@@ -182,8 +155,8 @@ def _absorb(
         exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
-    has_key = _has_key(grid, block, total, rows.i, j=j) if grid.plan.may_mask else None
-    weighted_sum = matmul_per_group(weights, values, xp)
+    has_key = _has_key(grid, block, total, rows.i, j=j) if grid.may_be_empty else None
+    weighted_sum = matmul_per_group(weights, grid.value_part(values), xp)
     if state is None:
         return Running(weighted_sum, total, new_max, has_key)
     sums = state.weighted_sum, state.total
@@ -222,7 +195,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
         zeros_with(rows, *dims, grid.width, xp=xp),
         total,
         None if grid.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
-        xp.zeros_like(total, dtype=xp.bool) if grid.plan.may_mask else None,
+        xp.zeros_like(total, dtype=xp.bool) if grid.may_be_empty else None,
     )
 
 
@@ -249,7 +222,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     all passes, as it is traced once. An accelerator is not asked.
     """
     xp, loops = grid.xp, grid.loops
-    if loops.traced and grid.plan.may_mask:
+    if loops.traced and grid.may_be_empty:
         infinite = xp.astype(xp.logical_not(xp.isfinite(xp.sum(grid.call.value))), xp.int32)
         infinite = infinite if grid.ranks is None else grid.ranks.largest(infinite)
         num_passes = xp.add(xp.multiply(infinite, 2), 1)
@@ -257,8 +230,8 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
     repair = functools.partial(_of_columns, grid, average)
     if loops.traced or not can_be_read(grid.call.value):
         return repair()
-    grid = grid._replace(plan=grid.plan._replace(all_finite=True))
-    if grid.plan.may_mask and grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
+    grid = grid._replace(all_finite=True)
+    if grid.may_be_empty and grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan
         finite = xp.isfinite(grid.call.value)
         if grid.ranks is None and bool(xp.all(finite)):  # ranks look at results, which are those of all
             return average(grid)
@@ -275,7 +248,7 @@ def _of_columns(grid: Grid, average: Any) -> Arrays:
     """
     xp, (query, key, value, *_), ranks = grid.xp, grid.call, grid.ranks
     columns = xp.concat(nonfinite_indicators(value, xp), axis=-1)
-    if grid.plan.may_mask:
+    if grid.may_be_empty:
         # Of one channel, which takes less time.
         even_call = grid.call._replace(query=query[..., :1], key=key[..., :1], value=columns)
         even = grid._replace(call=even_call, width=shape(columns, xp=xp)[-1], weighed=lambda x, even: even(x))

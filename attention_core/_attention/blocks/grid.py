@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Namespace, leaves, on_device_of, positions, shape
-from ..._backend import Loops, Ranks, ranks_of, runs_at_once
+from ..._arrays import Array, Namespace, on_device_of, positions, shape
+from ..._backend import Loops, Ranks, can_be_read, ranks_of, runs_at_once
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
-from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed
+from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed, upcast_call
+from ..facts import MAX_KEPT
 from ..parts import with_arrays
-from .plan import Plan
+from .plan import Plan, in_five_axes, unpack
 
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
 
@@ -44,8 +45,9 @@ class Grid(NamedTuple):
     width: Any  # of the values that are averaged
     num_rounds: Any  # samples, or key/value heads of all of them if these are taken one by one
     padded: bool  # whether the last block of keys is filled up with zeros
-    varies: bool  # whether the mask has arrays, which samples may have parts of
+    may_be_empty: bool  # whether something may be masked, so that a row may be fully masked
     may_mask: bool  # whether a block may hold masked scores
+    all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     changes_scores: bool  # whether there is a softcap or a score modification
     is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
     work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 if not computed on the host at once
@@ -55,6 +57,13 @@ class Grid(NamedTuple):
     weighed: Callable[[Array, Callable[[Array], Array]], Array] = lambda x, even: x  # scores or weights, or even(x)
     visits: Any = None  # `Visits`, once they are known
     exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
+
+    def of(self, call: Call) -> Grid:
+        """The grid with the arrays of a call, of one that lasts."""
+        arrays, *_ = in_five_axes(call)
+        whole = self.call._replace(**dict(zip(("query", "key", "value"), arrays, strict=True)))
+        cache = self.cache if self.cache is None or math.prod(self.lengths) <= MAX_KEPT else {}
+        return self._replace(call=whole, cache=cache)
 
     @property
     def ranks(self) -> Ranks | None:
@@ -75,8 +84,7 @@ class Grid(NamedTuple):
         def part(array: Array, axes: int) -> Array:
             return self.part_of(array, b, g if axes == 3 else None)
 
-        rule: Any = call.mask
-        rule = with_arrays(rule, part) if self.varies else rule
+        rule = None if call.mask is None else with_arrays(call.mask, part)
         bias = None if call.bias is None else self.part_of(call.bias, b, g)
         query, key, value = map(self.loops.block_at, call[:3], (b, b, b))
         if g is not None:
@@ -97,7 +105,7 @@ class Grid(NamedTuple):
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        first, start = _first_blocks(i, j)
+        first, start = (index.start if isinstance(index, range) else index for index in (i, j))
         key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()
@@ -127,7 +135,7 @@ class Grid(NamedTuple):
 
     def finite_or_zero(self, x: Array) -> Array:
         """A block with 0 for what is not finite, to multiply others by."""
-        return x if self.plan.all_finite else self.xp.where(self.xp.isfinite(x), x, 0.0)
+        return x if self.all_finite else self.xp.where(self.xp.isfinite(x), x, 0.0)
 
     # Stacks of blocks in which results and gradients are summed
 
@@ -225,6 +233,8 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
         padded = not (isinstance(fill[1], int) and fill[1] == 0)
         call = _padded(call, fill, xp)
+    is_open = not isinstance(lengths[1], int) and loops.traced  # else known when an operator runs
+    may_be_empty = call.mask is not None or call.bias is not None or is_open
     asks = call.mask is not None or call.score_mod is not None or call.dropout is not None
     relative = call.mask is not None and bounds_of(call.mask).is_relative and not any(map(is_listed, call.starts))
     repeats = max(sizes) % max(min(sizes), 1) == 0  # else hardly any distance occurs twice
@@ -241,14 +251,29 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         width=width,
         num_rounds=batch * num_kv_heads if plan.per_head else batch,
         padded=padded,
-        varies=bool(leaves(plan.call.mask)),
-        may_mask=call.mask is not None or call.bias is not None or padded,
+        may_be_empty=may_be_empty,
+        may_mask=may_be_empty or padded,
+        all_finite=not may_be_empty or bool(call.assume_finite),
         changes_scores=call.softcap is not None or call.score_mod is not None,
         is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
         work=scores * (EXACT_WORK if call.arithmetic == "reproducible" else 1),
         at=_positions(call, lengths, [shape(x, xp=xp)[-2] for x in call[:2]]) if asks else None,
         cache={} if relative and repeats and call.bias is None and not loops.traced else None,
     )
+
+
+def lasting_grid(call: Call, plan_of: Callable[..., Any], grid_of: Callable[..., Grid]) -> Grid | None:
+    """The grid of all calls of the signature of this one, without arrays; ``None`` if it depends on more than that.
+
+    Libraries that differentiate keep none, as in `facts.lasting_facts`.
+    """
+    if call.backend.differentiates or call.score_mod is not None or not can_be_read(*call[:3]):
+        return None
+    plan, arrays = plan_of(upcast_call(call))
+    if len(arrays) > 3:
+        return None
+    grid = grid_of(plan, unpack(plan, arrays, call.backend))
+    return grid._replace(call=grid.call._replace(query=None, key=None, value=None))
 
 
 def _positions(call: Call, lengths: tuple[Any, Any], totals: list[Any]) -> Positions:
@@ -300,11 +325,6 @@ def is_broadcast(x: Array, axis: int) -> bool:
     """Whether an axis has length 1 and stands for all positions."""
     dim = x.shape[axis]
     return isinstance(dim, int) and dim == 1
-
-
-def _first_blocks(*indices: Any) -> list[Any]:
-    """The indices of blocks, or of the first of each run of blocks."""
-    return [index.start if isinstance(index, range) else index for index in indices]
 
 
 def matmul_per_group(weights: Array, value: Array, xp: Namespace) -> Array:

@@ -9,14 +9,13 @@ import math
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, Namespace, number_like, positions, shape, zeros_with
-from ..._backend import Backend, Tuning, can_be_read, is_on_host, register
+from ..._backend import Backend, Tuning, is_on_host, register
 from ..._checks import only_array, result_of
 from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
 from ...masks._rules import may_count
 from ...random import Dropout
 from ..call import Call, Whole, scale_like
-from ..facts import inputs_are_finite
 from ..parts import with_arrays
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
@@ -28,11 +27,8 @@ class Plan(NamedTuple):
     """What is known of a call before its arrays: constants, which compare by value."""
 
     call: Call  # tree definitions of its fields, by `attention_core.masks.flatten`
-    may_mask: bool  # whether something may be masked, so that a row may be fully masked
-    all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     block_sizes: tuple[int, int]  # queries and keys of a block
     per_head: bool  # whether key/value heads are taken one by one
-    score_scale: float = 1.0  # in reproducible arithmetic, the scale, by which the query is not multiplied yet
     num_queries: int | None = None  # of all ranks, if others have more of them
     group: str | None = None  # of these ranks, in reproducible arithmetic
 
@@ -43,8 +39,7 @@ for _each in (Plan, Call, Whole, Dropout):
 
 def pack(call: Call) -> tuple[Call, Arrays]:
     """A call of five axes as tree definitions of its fields, and its arrays in their order."""
-    arrays: list[Array] = []
-    _, *fields = flatten(call._replace(xp=None, backend=None), arrays, -1)  # type: ignore[arg-type]  # a plan has none
+    (_, *fields), arrays = flatten(call._replace(xp=None, backend=None), -1)  # type: ignore[arg-type]  # a plan has none
     return Call(*fields), tuple(arrays)
 
 
@@ -54,10 +49,13 @@ def unpack(plan: Any, arrays: Arrays, backend: Backend) -> Call:
     return call._replace(xp=backend.namespace, backend=backend)
 
 
-def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[Any, ...], tuple[Any, ...]]:
-    """Query (B, G, R, M, D), scaled, key (B, G, N, D) and value (B, G, N, E); the axes of B; and B, G, R, M, N."""
-    xp = call.xp
-    query = xp.multiply(call.query, scale_like(call.query, call.scale, xp)) if is_scaled else call.query
+def in_five_axes(call: Call) -> tuple[Arrays, tuple[Any, ...], tuple[Any, ...]]:
+    """Query (B, G, R, M, D), key (B, G, N, D) and value (B, G, N, E); the axes of B; and B, G, R, M, N.
+
+    The query is scaled; in reproducible arithmetic, not yet.
+    """
+    xp, is_exact = call.xp, call.arithmetic == "reproducible"
+    query = call.query if is_exact else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
     *leading, num_heads, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
     value_width = shape(call.value, xp=xp)[-1]
@@ -69,20 +67,15 @@ def in_five_axes(call: Call, *, is_scaled: bool = True) -> tuple[Arrays, tuple[A
     return (query, key, value), tuple(leading), (batch, num_kv_heads, group, rows, columns)
 
 
-def make_plan(call: Call, *, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
+def make_plan(call: Call) -> tuple[Plan, Arrays]:
     """A call as constants and arrays: B samples of G key/value heads, each with R query heads.
 
-    The query (B, G, R, M, D) is scaled; in reproducible arithmetic, not yet. Key and value are (B, G, N, D) and
-    (B, G, N, E). A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a mask have one leading axis.
+    Its arrays are those of `in_five_axes`. A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a
+    mask have one leading axis.
     """
     xp, tuning, is_exact = call.xp, block_tuning(call), call.arithmetic == "reproducible"
-    (query, key, value), leading, target = in_five_axes(call, is_scaled=not is_exact)
-    _, num_kv_heads, group, rows, columns = target
-    is_open = not isinstance(columns, int) and call.backend.loops.traced  # else known when an operator runs
-    may_mask = call.mask is not None or call.bias is not None or is_open
-    all_finite = not may_mask or call.assume_finite
-    if is_exact and not all_finite and call.bias is None and can_be_read(*call[:3]):
-        all_finite = bool(inputs_are_finite(call))
+    (query, key, value), leading, target = in_five_axes(call)
+    _, num_kv_heads, group, rows, _ = target
     if call.score_mod is not None:
         _check_score_mod(call)
     softcap = call.softcap
@@ -98,7 +91,7 @@ def make_plan(call: Call, *, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
             key=key,
             value=value,
             bias=None if call.bias is None else flat(call.bias, 3),
-            scale=None,
+            scale=call.scale if is_exact else None,
             softcap=softcap,
             sinks=None,
             dropout=call.dropout if call.dropout is not None and call.dropout.rate else None,
@@ -107,13 +100,10 @@ def make_plan(call: Call, *, score_scale: float = 1.0) -> tuple[Plan, Arrays]:
     )
     plan = Plan(
         definitions,
-        may_mask,
-        bool(all_finite),
         block_sizes=_reproducible_block_sizes(tuning, (group, rows), call.mask)
         if is_exact
         else _block_sizes(tuning, num_kv_heads, group, call.mask),
         per_head=is_exact and not _fits(target[1:], tuning.exact_scores),
-        score_scale=score_scale,
     )
     return plan, arrays
 
@@ -125,8 +115,7 @@ def _check_score_mod(call: Call) -> None:
     """
     if call.backend.has_gradient is None:
         return
-    arrays: list[Array] = []
-    treedef, xp, like = flatten(call.score_mod, arrays), call.xp, call.backend.stop_gradient(call.query)
+    (treedef, arrays), xp, like = flatten(call.score_mod), call.xp, call.backend.stop_gradient(call.query)
     score_mod = unflatten(treedef, list(map(call.backend.stop_gradient, arrays)))
     first = positions(1, like, xp=xp)
     at = Positions(xp.reshape(first, ()), xp.reshape(first, (1, 1, 1, 1)), xp.expand_dims(first, axis=-1), first)

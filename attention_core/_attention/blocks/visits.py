@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..._arrays import Array, Arrays, Namespace, is_floating, on_device_of, positions, shape
-from ..._backend import is_concrete, is_on_host
+from ..._backend import is_concrete, is_on_host, numbers_of
 from ...masks import Mask, Positions, flatten, unflatten
 from ...masks._band import UNKNOWN
 from ...masks._mask import band_of
@@ -33,7 +33,7 @@ def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
     rows, columns = grid.counts
     along = rows if by_key else columns
     if call.mask is None and not grid.padded:
-        return Visits(None, 0 if grid.plan.may_mask else along, along)
+        return Visits(None, 0 if grid.may_be_empty else along, along)
     if not loops.traced:
         kinds = _listed_kinds(grid)
         if kinds is None:
@@ -130,7 +130,7 @@ def _listed_kinds(grid: Grid) -> list[Any] | None:
     if is_on_host(call.query) and not band.is_exact:
         some, every = (xp.astype(kind, xp.int32) for kind in _block_kinds(grid))
         kinds = xp.add(some, every)
-        return grid.loops.to_list(kinds) if is_concrete(kinds) else None
+        return numbers_of(kinds) if is_concrete(kinds) else None
     first, start = (at if isinstance(at, int) else 0 for at in call.starts)
     band, (rows, columns), table = band._replace(is_exact=band.is_exact and call.bias is None), grid.lengths, []
     ends = [(at, min(at + grid.sizes[1], columns)) for at in range(0, columns, grid.sizes[1])]
@@ -187,7 +187,7 @@ class ScoreBlock(NamedTuple):
 
 def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any, j: Any, masked: bool) -> ScoreBlock:
     """The scores of a block of queries against a block of keys (G, D, n), with -inf where masked."""
-    plan, xp = grid.plan, grid.xp
+    xp = grid.xp
     raw = matmul_per_group(query, key, xp)
     at, bias, allowed = block_context(grid, sample, raw, i, j=j, masked=masked)
     scores = raw
@@ -197,7 +197,7 @@ def score_block(grid: Grid, sample: Sample, query: Array, key: Array, *, i: Any,
     if bias is not None:
         scores = xp.add(scores, bias)
     scores = grid.weighed(scores, xp.zeros_like)
-    if allowed is not None and plan.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
+    if allowed is not None and grid.all_finite and grid.call.score_mod is None:  # which may make NaN of what is masked
         limit = grid.cached_by_distance("limit", i, j, like=allowed, compute=lambda: mask_limit(allowed, raw, xp))
         scores = grid.loops.inplace(xp.minimum, scores, limit)
     elif allowed is not None:
@@ -241,14 +241,12 @@ def mask_limit(allowed: Array, like: Array, xp: Namespace) -> Array:
 
 def score_variables(call: Call) -> Arrays:
     """The floating-point arrays of softcap and score modification, which have a gradient."""
-    arrays: list[Array] = []
-    flatten((call.softcap, call.score_mod), arrays)
+    _, arrays = flatten((call.softcap, call.score_mod))
     return tuple([array for array in arrays if is_floating(array)])
 
 
 def modified_scores(grid: Grid, raw: Array, variables: Arrays, at: Positions | None) -> Array:
     """Scores after softcap and score modification, as a function of `score_variables` too."""
-    arrays: list[Array] = []
-    treedef, remaining = flatten((grid.call.softcap, grid.call.score_mod), arrays), iter(variables)
+    (treedef, arrays), remaining = flatten((grid.call.softcap, grid.call.score_mod)), iter(variables)
     softcap, score_mod = unflatten(treedef, [next(remaining) if is_floating(x) else x for x in arrays])
     return modify_scores(raw, softcap, score_mod, at, xp=grid.xp)

@@ -89,7 +89,7 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     (d_query,) = settle(grid, 0, found[:1], functools.partial(_reference, grid, rows, 0))
     d_key, d_value = settle(grid, 1, found[1:], functools.partial(_reference, grid, rows, 1), ranks)
     gradients = [d_query, d_key, d_value]
-    if not plan.all_finite:
+    if not grid.all_finite:
         gradients = [zero_unless_finite(x, like, xp) for x, like in zip(gradients, unpadded[:3], strict=True)]
     if grid.call.bias is not None:
         gradients.append(_bias_gradient(grid, rows))
@@ -152,7 +152,7 @@ def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> list[Array]:
     sums = [grid.concat_blocks((stack,), side)[0] for stack, side in zip(stacks, SIDES, strict=True)]
     if ranks is not None:
         sums = [ranks.total(x) if side else x for x, side in zip(sums, SIDES, strict=True)]
-    scale, factor = grid.plan.score_scale, dropout_scale(grid.call.dropout)
+    scale, factor = grid.call.scale, dropout_scale(grid.call.dropout)
 
     def decided(found: Array, sizes: Array, side: int, factor: float) -> Array:
         sizes = xp.add(xp.astype(sizes, xp.float64), bounds.sum_error(grid, 1 - side) * bounds.UNDERFLOW)
@@ -165,7 +165,7 @@ def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> list[Array]:
 def _errors(grid: Grid, rows: RowTerms) -> tuple[Array, Array]:
     """The relative errors of weights of each query: what all have, and what is to be multiplied by the key's norm."""
     xp, softcap = grid.xp, grid.call.softcap
-    _, norm = near_vectors(uncontracted(xp.multiply(rows.query, grid.plan.score_scale), xp), grid.loops)
+    _, norm = near_vectors(uncontracted(xp.multiply(rows.query, grid.call.scale), xp), grid.loops)
     size = xp.add(xp.abs(rows.anchor), xp.abs(rows.logarithm))
     of_row = xp.add(xp.multiply(size, 8 * bounds.ULP), bounds.WEIGHT_ERROR)
     of_score = xp.multiply(norm, bounds.score_error(rows.query.shape[-1]))
@@ -331,7 +331,7 @@ def _reference(grid: Grid, rows: RowTerms, side: int, sample: Sample) -> Referen
     """Of some queries, the terms of their gradients; or of some keys, those of theirs and of their values."""
     xp, mine = grid.xp, rows.of(grid, sample)
     exact, key = _cut_factors(mine, sample, xp), to_float64(sample.key, xp)
-    scale, factor = grid.plan.score_scale, dropout_scale(grid.call.dropout)
+    scale, factor = grid.call.scale, dropout_scale(grid.call.dropout)
 
     def terms(weights: Array, columns: Array, unit: float) -> Terms:
         flat = flatten_group(weights, xp=xp)

@@ -122,8 +122,8 @@ def settle(
     """
     xp, loops, dims = grid.xp, grid.loops, (*grid.dims[:2], *grid.lengths)
     between = (grid.dims[2],) if side == 0 else ()
-    flags = [xp.any(xp.isnan(x), axis=-1) for x in found]
-    flagged = functools.reduce(xp.logical_or, [xp.any(x, axis=2) if between else x for x in flags])  # (B, G, L)
+    nans = [xp.any(xp.isnan(x), axis=-1) for x in found]
+    flagged = functools.reduce(xp.logical_or, [xp.any(x, axis=2) if between else x for x in nans])  # (B, G, L)
     if not loops.traced and not _count(flagged, xp):
         return list(found)
     if {*map(type, dims)} == {int} and grid.dims[1] * grid.lengths[1 - side] > LONG:
@@ -133,11 +133,10 @@ def settle(
     most, rounds = _most(across, num_heads, grid.dims[2]), (grid.num_rounds, num_heads)
     parts = [xp.reshape(x, (*rounds, *between, length, shape(x, xp=xp)[-1])) for x in found]
     flagged = xp.any(xp.reshape(flagged, (*rounds, length)), axis=1)
-    in_doubt = None if loops.traced else loops.to_list(xp.astype(xp.any(flagged, axis=-1), xp.int32))
 
     def add_sample(index: Any, stacks: Any) -> Any:
-        of_sample = [loops.block_at(x, index) for x in parts]
-        if in_doubt is None or in_doubt[index]:
+        of_sample, flags = [loops.block_at(x, index) for x in parts], loops.block_at(flagged, index)
+        if loops.traced or _count(flags, xp):
             exact_rows = reference(grid.sample_at(index))
 
             def compute(rows: Array) -> Arrays:
@@ -146,7 +145,7 @@ def settle(
                 sums = (_sum_where(grid, *pair, across, ranks) for pair in zip(terms, doubts, strict=False))
                 return (*(round_to_float32(x, xp) for x in sums), *exact)
 
-            of_sample = _fill(grid, of_sample, loops.block_at(flagged, index), most, compute)
+            of_sample = _fill(grid, of_sample, flags, most, compute)
         return tuple(map(loops.add_block, stacks, itertools.repeat(index), of_sample))
 
     # TensorFlow has no stack of nothing, if blocks have no known shape.

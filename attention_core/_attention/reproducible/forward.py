@@ -55,18 +55,21 @@ UNIT_KEYS = 64  # about so many values of a channel tell its unit
 
 
 def reproducible_attention(
-    call: Call, group: str | None = None, num_queries: int | None = None
+    call: Call, group: str | None = None, num_queries: int | None = None, grid: Grid | None = None
 ) -> tuple[Array, Array, Array]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
 
     The third result is `pack_logarithm`, (B, G, R, M, 6). Ranks of a group may share the queries, so many in all:
-    each has all keys, and gets their whole gradients. If no number is given, they share the keys.
+    each has all keys, and gets their whole gradients. If no number is given, they share the keys. A grid is one that
+    lasts.
     """
-    xp, (plan, arrays) = call.xp, arrange(call)
-    if group is not None and num_queries is None and plan.may_mask and not call.assume_finite:
-        plan = plan._replace(all_finite=False)  # the values of one rank do not tell what all ranks do next
-    plan = plan._replace(group=group, num_queries=num_queries)
-    output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
+    xp = call.xp
+    if grid is None:
+        plan, arrays = arrange(call)
+        plan = plan._replace(group=group, num_queries=num_queries)
+        output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
+    else:
+        output, logsumexp, reference = _results(grid.of(upcast_call(call)))
     *dims, _ = shape(call.query, xp=xp)
     return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims)), reference
 
@@ -75,16 +78,17 @@ def arrange(call: Call) -> tuple[Plan, Arrays]:
     """The plan of a call, and its arrays."""
     xp, call = call.xp, upcast_call(call)
     scale = 1 / math.sqrt(max(1, shape(call.query, xp=xp)[-1])) if call.scale is None else float(call.scale)
-    call = call._replace(softcap=None if call.softcap is None else float(call.softcap))
-    return make_plan(call, score_scale=scale)
+    return make_plan(call._replace(scale=scale, softcap=None if call.softcap is None else float(call.softcap)))
 
 
 def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array, Array]:
     """Output (B, G, R, M, E), logsumexp (B, G, R, M), and `pack_logarithm` (B, G, R, M, 6)."""
-    grid = make_grid(plan, unpack(plan, arrays, backend))
-    if plan.all_finite and (plan.may_mask or grid.call.assume_finite):
-        return _forward(grid)
-    return with_nonfinite_values(grid, _forward, lambda: empty_results(plan, arrays, backend))
+    return _results(make_grid(plan, unpack(plan, arrays, backend)), lambda: empty_results(plan, arrays, backend))
+
+
+def _results(grid: Grid, empty: Callable[[], Arrays] = tuple) -> tuple[Array, Array, Array]:
+    """The results of a grid, whose values may not be finite."""
+    return _forward(grid) if grid.call.assume_finite else with_nonfinite_values(grid, _forward, empty)
 
 
 def _forward(grid: Grid) -> tuple[Array, Array, Array]:
@@ -331,7 +335,7 @@ def _reference(grid: Grid, ranks: Ranks | None, sample: Sample) -> Reference:
     """Of some queries, the terms of their outputs, and the logarithms of their sums of weights."""
     xp = grid.xp
     key, values = sample.key, grid.value_part(sample.value)
-    if not (grid.plan.may_mask or grid.loops.traced):  # such values are in doubt, and no weight of 0 is to hide them
+    if not (grid.may_be_empty or grid.loops.traced):  # such values are in doubt, and no weight of 0 is to hide them
         key = xp.where(xp.all(xp.isfinite(values), axis=-1, keepdims=True), key, math.nan)
     keys = cut_vectors(to_float64(key, xp), xp)
     factor = dropout_scale(grid.call.dropout)

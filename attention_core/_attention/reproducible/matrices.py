@@ -86,7 +86,7 @@ def _scores_backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Ar
     if call.softcap is not None:
         d_scores = _before_softcap(grid, d_scores)
     d_query, d_key = _d_query_and_key(grid, d_scores)
-    if not plan.all_finite:
+    if not grid.all_finite:
         d_query = zero_unless_finite(d_query, call.query, xp)
         d_key = zero_unless_finite(d_key, call.key, xp)
     d_value = zeros_with(call.value, *shape(call.value, xp=xp), xp=xp)
@@ -114,7 +114,7 @@ def _before_softcap(grid: Grid, d_scores: Array) -> Array:
 
 def _d_query_and_key(grid: Grid, d_scores: Array) -> list[Array]:
     """Products of the gradient of scores, (B, G, R, M, N), with keys and with queries, by the filter of `backward`."""
-    xp, scale = grid.xp, grid.plan.score_scale
+    xp, scale = grid.xp, grid.call.scale
     query, key = (
         to_float64(grid.finite_or_zero(x), xp)[..., :length, :]
         for x, length in zip(grid.call[:2], grid.lengths, strict=True)

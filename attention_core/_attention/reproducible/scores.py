@@ -89,7 +89,7 @@ def exact_block(
 ) -> tuple[Array, ScoreBlock]:
     """Exact scores of slices of queries and keys, in units of log 2, and their block: by default, the first one."""
     xp = grid.xp
-    product = uncontracted(xp.multiply(exact_product(queries, keys, xp), grid.plan.score_scale), xp)
+    product = uncontracted(xp.multiply(exact_product(queries, keys, xp), grid.call.scale), xp)
     block = score_block(grid, sample, product, i=i, j=j, masked=masked)
     scores = uncontracted(xp.multiply(block.scores, LOG2_E), xp)
     return (xp.where(xp.equal(block.scores, -math.inf), -math.inf, scores) if masked else scores), block
@@ -135,7 +135,7 @@ def near_vectors(x: Array, loops: Loops) -> tuple[Array, Array]:
 
 def scaled_queries(grid: Grid, query: Array) -> Array:
     """Queries in float64, times the scale: one product, rounded once."""
-    return uncontracted(grid.xp.multiply(to_float64(query, grid.xp), grid.plan.score_scale), grid.xp)
+    return uncontracted(grid.xp.multiply(to_float64(query, grid.xp), grid.call.scale), grid.xp)
 
 
 def pad_rows(grid: Grid, rows: Array) -> Array:

@@ -112,7 +112,7 @@ class FlexAttention(Kernel):
             function if isinstance(function, Hashable) else id(function),
             call.scale if isinstance(call.scale, float) else None,
         )
-        signature = (_kind(_mask_key(call)[0]), *shapes, *options)
+        signature = (_kind(flatten(call.mask)[0]), *shapes, *options)
         if signature not in self._programs:
             remember(self._programs, signature, compiled_apart(_library().flex_attention), most=KEPT)
         return self._programs[signature]
@@ -196,7 +196,7 @@ def block_mask(call: Call) -> BlockMask | None:
     """
     if call.mask is None:
         return None
-    treedef, arrays = _mask_key(call)
+    treedef, arrays = flatten(call.mask)
     is_known = len(arrays) == 0 and all(isinstance(start, int) for start in call.starts)
     if not is_known or torch.compiler.is_compiling() or _is_captured(call.query):  # of a program, or of the graph
         return _blocks(call, mask_function(call), with_queries=records(call))
@@ -213,12 +213,6 @@ def block_mask(call: Call) -> BlockMask | None:
 def _is_captured(array: torch.Tensor) -> bool:
     """Whether a CUDA graph records what is computed."""
     return bool(array.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _mask_key(call: Call) -> tuple[Any, list[torch.Tensor]]:
-    """The tree definition of a rule, which compares by value, and its arrays."""
-    arrays: list[torch.Tensor] = []
-    return flatten(call.mask, arrays), arrays
 
 
 def _blocks(call: Call, function: Callable[..., torch.Tensor] | None, *, with_queries: bool = True) -> BlockMask:

@@ -181,7 +181,7 @@ def fits_as_array(call: Call) -> bool:
 
 def _is_rule_of_positions(mask: Any) -> bool:
     """Whether a rule is one of samples and positions, alike for all heads."""
-    treedef = flatten(mask, [])
+    treedef, _ = flatten(mask)
     return not may_count(treedef) and all(leaf.axes < 3 for leaf in leaves(treedef))
 
 

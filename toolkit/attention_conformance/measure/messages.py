@@ -131,11 +131,11 @@ def _is_of(value: Any, hint: Any) -> bool:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return any(_is_of(value, each) for each in parts)
-    if not (hint is Any or isinstance(value, kind)):
-        return False
-    if isinstance(value, Mapping):
+    is_kind = hint is Any or isinstance(value, kind)
+    if is_kind and isinstance(value, Mapping):
         return all(isinstance(name, str) and _is_of(each, parts[-1]) for name, each in value.items())
-    return kind is not tuple or all(_is_of(each, parts[0]) for each in value)
+    each_kind = parts[:1] * len(value) if is_kind and parts[-1:] == (...,) else parts
+    return is_kind and (kind is not tuple or (len(value) == len(each_kind) and all(map(_is_of, value, each_kind))))
 
 
 def _arrays(rows: Any, body: bytes) -> dict[str, NumpyArray]:
