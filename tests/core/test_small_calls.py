@@ -73,7 +73,7 @@ def test_dtypes_and_widths_have_plans_of_their_own(arrays, backend, put, get):
         np.testing.assert_allclose(get(result).astype("float64"), defined(arrays), rtol=bound, atol=bound)
     narrow = [query[..., :2], key[..., :2], value[..., :1]]
     np.testing.assert_allclose(get(attention(*put(narrow))), defined(narrow), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError):
         attention(*put([query, key[:, :, :-1, :], value]))
 
 
