@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import attention_core as ac
-from attention_core._attention.call import Call, allowed_by, score_positions
+from attention_core._attention.call import allowed_by
+from attention_core.backend import Call, rule_of, score_positions
 from attention_core.masks import Given, Spans, is_top_left_causal
 from attention_core.masks._band import LIMIT, Band
-from attention_core.masks._rules import rule_of
 
 M, N = 5, 7
 I, J = np.arange(M)[:, None], np.arange(N)[None, :]  # noqa: E741

@@ -12,7 +12,7 @@ from option_helpers import calls
 import attention_core as ac
 import attention_models as models
 from attention_core import cache, functions, initializers, layers, masks, pieces, random, scores, weights
-from attention_core._attention.call import assumes_finite
+from attention_core.backend import assumes_finite
 from attention_models import layouts
 
 MODULES = (ac, cache, functions, initializers, layers, layouts, models, masks, pieces, random, scores, weights)

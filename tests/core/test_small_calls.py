@@ -9,8 +9,8 @@ import pytest
 from call_table import NAMES, Sizes, options_of
 
 import attention_core as ac
-from attention_core._arrays import dtype_name
 from attention_core._attention import ways
+from attention_core.backend import dtype_name
 
 attention = ac.scaled_dot_product_attention
 M, N, D, E = 5, 7, 3, 4
