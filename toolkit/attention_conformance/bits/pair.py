@@ -124,7 +124,7 @@ class _Row:
         if not self.count:
             says, reason = next(iter(self.refused.items()))
             return replace(blank, verdict="refused", detail=f"{says}: {reason}")
-        refused = "".join(f"; {says} is refused: {reason}" for says, reason in list(self.refused.items())[:2])
+        refused = "".join(f"; {says} raises: {reason}" for says, reason in list(self.refused.items())[:2])
         if not self.unlike:
             return replace(blank, error=0.0, detail=f"{self.count} comparisons{refused}")
         first = self.unlike[0]
