@@ -114,7 +114,7 @@ def test_a_state_stands_next_to_the_parameters(path):
         *(np.zeros(2, complex), np.zeros(2, object), np.zeros(2, "U3")),
         *({"a.b": np.zeros(2), "a": {"b": np.zeros(2)}}, {"__metadata__": np.zeros(2)}),
     ],
-    ids=str,
+    ids=lambda tree: type(tree).__name__,
 )
 def test_what_is_no_tree_of_arrays_is_not_written(path, tree):
     with pytest.raises(FileError):
@@ -204,6 +204,7 @@ class Trap:
         *map(archive, ("model.weights.h5", "query.npy", "layer/data.pkl")),
         *(b"", b"\xff" * 99, b"{}"),
     ],
+    ids=lambda data: repr(data[:8]),
 )
 def test_a_file_of_another_kind_is_told_and_never_unpickled(path, data):
     path.write_bytes(data)

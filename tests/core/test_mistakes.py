@@ -76,6 +76,7 @@ LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "att
 ALONE = {
     "Viewer": "numpy",
     "Reader of files": "numpy",
+    "NumPy alone": "numpy",
     "PyTorch alone": "torch",
     "Transformers alone": "torch",
     "JAX alone": "jax",

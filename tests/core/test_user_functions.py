@@ -88,15 +88,6 @@ def test_results_of_functions_are_checked_while_a_compiler_traces(name, form, ba
         backend.compile(call, mode=backend.modes[-1])(*arrays(put, rng))
 
 
-def test_a_prepare_of_other_arguments_is_not_taken_for_one_that_was_checked(put, rng):
-    same = Linear(put(np.eye(D, dtype="float32")))
-    x = put(rng.standard_normal((B, M, D)).astype("float32"))
-    attend = functools.partial(ac.multi_head_attention, MultiHeadAttention(same, same, same), x, num_heads=2)
-    attend(prepare=lambda query, key, value: (query, key, value))
-    with pytest.raises(TypeError):
-        attend(prepare=lambda query, key: (query, key))
-
-
 def test_prepare_gets_values(put, get, rng):
     same = Linear(put(np.eye(D, dtype="float32")))
     tree, x = MultiHeadAttention(same, same, same), put(rng.standard_normal((B, M, D)).astype("float32"))
