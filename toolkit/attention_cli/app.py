@@ -14,8 +14,6 @@ from attention_conformance.kernel.options import Options
 
 __all__ = ["app"]
 
-CPUS = os.cpu_count() or 1
-
 
 @command("List backends with versions, devices, dtypes and modes.", "attention_cli.backends:backends")
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Ways:
     device: Many = None
     mode: Many = None
     json: Path | None = None
-    jobs: Natural = CPUS
+    jobs: Natural = os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)

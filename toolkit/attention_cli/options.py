@@ -31,17 +31,26 @@ Seconds = Annotated[float, typer.Option(min=0.1)]
 Size = Annotated[float, typer.Option(min=0)]
 Options = TypeVar("Options")
 
-SHARED = {
-    "causal": "is_causal of the call.",
-    "jobs": "Processes at a time; 0: all in this one, which a crash then ends.",
-    "json": "Write the environment and all results to this file.",
-    "model": "A folder of transformers, or a GGUF file.",
-    "threads": "Threads of each library.",
-}
-"""The help of options that mean the same in every command."""
-
 ALSO = {"candidate": "--implementation", "output": "-o", "verbose": "-v"}
 """Further names of options."""
+
+
+class Shared:
+    """Options that mean the same in every command that has them.
+
+    Parameters
+    ----------
+    causal
+        is_causal of the call.
+    jobs
+        Processes at a time; 0: all in this one, which a crash then ends.
+    json
+        Write the environment and all results to this file.
+    model
+        A folder of transformers, or a GGUF file.
+    threads
+        Threads of each library.
+    """
 
 
 def _version(wanted: bool) -> None:
@@ -74,9 +83,8 @@ def command(short_help: str, work: str) -> Callable[[type[Options]], type[Option
                 resolve_name(work)(kind(**options))
 
         helps: dict[str, str] = {}
-        for each in reversed(kind.__mro__):
+        for each in (*reversed(kind.__mro__), Shared):
             helps |= helps_of(each)
-        helps |= SHARED
         run.__doc__ = inspect.cleandoc(kind.__doc__ or "").partition("\n\nParameters\n")[0]
         declared = inspect.signature(kind, eval_str=True).parameters.values()
         parameters = [each.replace(annotation=_annotation(each, helps)) for each in declared]
