@@ -83,7 +83,7 @@ ALONE = {
     "Flax alone": "jax",
     "Keras alone": "tensorflow",
 }
-BESIDE = {"Flax alone": "flax", "Transformers alone": "transformers"}
+OTHERS = {"Flax alone": "flax", "Transformers alone": "transformers"}
 
 
 def read(data):
@@ -148,7 +148,7 @@ def said(mistake, names):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 @pytest.mark.needs(
     lambda backend, role: ALONE.get(role, backend.name) == backend.name,
-    lambda role: role not in BESIDE or importlib.util.find_spec(BESIDE[role]),
+    lambda role: role not in OTHERS or importlib.util.find_spec(OTHERS[role]),
 )
 @pytest.mark.parametrize("role", TABLE)
 def test_a_mistake_is_told_what_to_write(role, backend, put, xp, tmp_path, monkeypatch):
