@@ -126,7 +126,7 @@ def test_other_mathematics_are_told_first(fault, row, variant):
     other = replace(planted(), function=functools.partial(other_mathematics, fault=fault), name="mine")
     (found,) = rows(planted(), other, row).values()
     assert (found.verdict, found.variant) == ("silently wrong", variant)
-    assert found.says.startswith("not the same mathematics: mine is silently wrong: ")
+    assert found.says.startswith("not the same mathematics: mine is wrong: ")
 
 
 def test_a_mask_of_the_other_sense_is_told_and_translated():

@@ -187,7 +187,7 @@ class _Row:
         if wrong is None:
             return finding
         who, found = wrong
-        says = f"not the same mathematics: {who} is {found.verdict}: {found.says or found.detail}"
+        says = f"not the same mathematics: {who} is {found.label}: {found.says or found.detail}"
         return replace(finding, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
 
     def _mathematics(self, unlike: _Unlike) -> tuple[str, Finding] | None:
