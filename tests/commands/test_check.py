@@ -16,7 +16,7 @@ from attention_conformance.oracle.dense import answer, dense_of
 from attention_core.backend import get_backend
 
 KERNEL = """
-import os, time
+import os
 import numpy as np
 from attention_core.backend import get_backend
 
@@ -306,7 +306,7 @@ def test_the_closed_form_of_large_cases_is_the_definition_at_a_size_that_can_be_
 
 
 PAIR = """
-import os, time
+import os
 import numpy as np
 from attention_conformance import Subject
 
@@ -331,11 +331,6 @@ def dies(query, key, value):
         os.abort()
     return attention(query, key, value)
 
-def hangs(query, key, value):
-    if len(query) == 1:
-        time.sleep(600)
-    return attention(query, key, value)
-
 def refuses(query, key, value):
     raise RuntimeError("no device")
 
@@ -347,7 +342,7 @@ def writes(query, key, value):
 def exits(query, key, value):
     raise SystemExit(0)
 
-for name in ("attention", "powers", "dies", "hangs", "writes", "exits"):
+for name in ("attention", "powers", "dies", "writes", "exits"):
     globals()[f"{name}_"] = Subject(globals()[name], **FACTS)
 """
 
@@ -378,15 +373,13 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
     assert in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", *accepted).exit_code == 0
 
 
-def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
-    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "15")
-    for name, told in (("dies_", "crashed: bits-batch float32: its process died: SIGABRT"),
-                       ("hangs_", "timed out: bits-batch float32: no answer within 15 s")):  # fmt: skip
-        asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}{name}", *rows)
-        found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
-        assert found.returncode == 3
-        assert told in found.stdout
-        assert "bitwise equal: bits-heads float32: " in found.stdout
+def test_another_target_that_dies_or_refuses_is_told_in_a_sentence(pair):
+    rows = ("--case", "bits-batch", "--case", "bits-heads")
+    asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}dies_", *rows)
+    found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 3
+    assert "crashed: bits-batch float32: its process died: SIGABRT" in found.stdout
+    assert "bitwise equal: bits-heads float32: " in found.stdout
     for other, told in ((f"{pair}refuses", "got an exception of each of "), ("no.such", "expected module:callable"),
                         (f"{pair}none", "which it does not have")):  # fmt: skip
         found = in_this_process(f"{pair}attention_", "--same-bits-as", other)
