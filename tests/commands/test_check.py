@@ -16,7 +16,7 @@ from attention_conformance.oracle.dense import answer, dense_of
 from attention_core.backend import get_backend
 
 KERNEL = """
-import os
+import os, time
 import numpy as np
 from attention_core.backend import get_backend
 
