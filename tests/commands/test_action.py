@@ -36,6 +36,6 @@ def test_the_check_writes_the_summary_and_its_files_and_ends_with_the_status(tmp
     words = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", check]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert summary.read_text().endswith("\n1 silently wrong\n````\n")
+    assert summary.read_text().endswith("\n1 wrong\n````\n")
     written = sorted(path.name for path in (files / "attention-core").iterdir())
     assert written == ["found.json", "found.txt"]

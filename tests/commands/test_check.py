@@ -67,9 +67,9 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     assert found.exit_code == 1
     assert found.stderr == ""
     told = " ".join(found.stdout.split())
-    assert "SILENTLY WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
+    assert "WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
-    assert found.stdout.splitlines()[-1] == "1 silently wrong, 1 differs by convention"
+    assert found.stdout.splitlines()[-1] == "1 wrong, 1 differs by convention"
     again = next(line for line in found.stdout.splitlines() if "the most telling again: " in line)
     words = ["attention-core", "check", target, "--layout", "BHSD", "--case", "shape-128x128-d64-causal"]
     assert shlex.split(again.partition("again: ")[2]) == [*words, "--dtype", "float32", "--seed", "3"]
@@ -82,7 +82,7 @@ def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_pa
     file = tmp_path / "expected.toml"
     assert in_this_process(target, *case, "--write-expected", file).exit_code == 1
     found = in_this_process(target, *case, "--expected", file)
-    assert (found.exit_code, found.stdout.splitlines()[-1]) == (0, "0 silently wrong, 1 accepted, 1 right")
+    assert (found.exit_code, found.stdout.splitlines()[-1]) == (0, "0 wrong, 1 accepted, 1 right")
     again = tmp_path / "again.toml"
     in_this_process(target, *case, "--expected", file, "--write-expected", again)
     assert again.read_text() == file.read_text()
@@ -198,7 +198,7 @@ def test_after_a_crash_and_a_hang_the_run_goes_on(target, tmp_path):
     assert "CRASHED its process died: SIGABRT, in line " in told
     assert "shape-13x13-causal [float32] TIMED OUT no answer within 15 s, in line " in told
     assert found.returncode == 3
-    assert found.stdout.splitlines()[-1] == f"0 silently wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
+    assert found.stdout.splitlines()[-1] == f"0 wrong, 1 crashed, 1 timed out, {len(verdicts)} right"
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_pat
     words = ("--case", "large-heads", "--dtype", "float32")
     monkeypatch.setattr("attention_conformance.verdict.memory.available", lambda: 2**40)
     found = [in_this_process(f"{tmp_path / name}:attention", *words) for name in ("honest.py", "wrong.py")]
-    assert found[0].stdout.splitlines()[-1] == "0 silently wrong, 1 right"
-    assert found[1].stdout.splitlines()[-1] == "1 silently wrong"
+    assert found[0].stdout.splitlines()[-1] == "0 wrong, 1 right"
+    assert found[1].stdout.splitlines()[-1] == "1 wrong"
     monkeypatch.setattr("attention_conformance.verdict.memory.available", lambda: 2**30)
     left_out = in_this_process(f"{tmp_path / 'honest.py'}:attention", *words)
     assert left_out.exit_code == 1
@@ -306,7 +306,7 @@ def test_the_closed_form_of_large_cases_is_the_definition_at_a_size_that_can_be_
 
 
 PAIR = """
-import os, time
+import os
 import numpy as np
 from attention_conformance import Subject
 
@@ -331,11 +331,6 @@ def dies(query, key, value):
         os.abort()
     return attention(query, key, value)
 
-def hangs(query, key, value):
-    if len(query) == 1:
-        time.sleep(600)
-    return attention(query, key, value)
-
 def refuses(query, key, value):
     raise RuntimeError("no device")
 
@@ -347,7 +342,7 @@ def writes(query, key, value):
 def exits(query, key, value):
     raise SystemExit(0)
 
-for name in ("attention", "powers", "dies", "hangs", "writes", "exits"):
+for name in ("attention", "powers", "dies", "writes", "exits"):
     globals()[f"{name}_"] = Subject(globals()[name], **FACTS)
 """
 
@@ -367,26 +362,24 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
     assert lines[1].startswith("not bitwise equal: bits-batch float32: ")
     assert "samples 0 alone: " in lines[1]
     assert "; first at (0, 0, 0, 0): " in lines[1]
-    assert found.stdout.splitlines()[-1] == "0 silently wrong, 1 not bitwise equal, 1 right"
+    assert found.stdout.splitlines()[-1] == "0 wrong, 1 not bitwise equal, 1 right"
     again = next(line for line in lines if "the most telling again: " in line)
     words = ["attention-core", "check", f"{pair}attention_", "--case", "bits-batch", "--dtype", "float32"]
     assert shlex.split(again.partition("again: ")[2]) == [*words, "--same-bits-as", f"{pair}powers_"]
     assert f"same_bits_as=load_target('{pair}powers_')" in found.stdout
     same = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}attention_", *rows)
-    assert (same.exit_code, same.stdout.splitlines()[-1]) == (0, "0 silently wrong, 1 right")
+    assert (same.exit_code, same.stdout.splitlines()[-1]) == (0, "0 wrong, 1 right")
     accepted = (*rows[:4], "--accept", "bits-batch")
     assert in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", *accepted).exit_code == 0
 
 
-def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
-    rows = ("--case", "bits-batch", "--case", "bits-heads", "--timeout", "15")
-    for name, told in (("dies_", "crashed: bits-batch float32: its process died: SIGABRT"),
-                       ("hangs_", "timed out: bits-batch float32: no answer within 15 s")):  # fmt: skip
-        asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}{name}", *rows)
-        found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
-        assert found.returncode == 3
-        assert told in found.stdout
-        assert "bitwise equal: bits-heads float32: " in found.stdout
+def test_another_target_that_dies_or_refuses_is_told_in_a_sentence(pair):
+    rows = ("--case", "bits-batch", "--case", "bits-heads")
+    asked = command(f"{pair}attention_", "--same-bits-as", f"{pair}dies_", *rows)
+    found = subprocess.run(**asked, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 3
+    assert "crashed: bits-batch float32: its process died: SIGABRT" in found.stdout
+    assert "bitwise equal: bits-heads float32: " in found.stdout
     for other, told in ((f"{pair}refuses", "got an exception of each of "), ("no.such", "expected module:callable"),
                         (f"{pair}none", "which it does not have")):  # fmt: skip
         found = in_this_process(f"{pair}attention_", "--same-bits-as", other)
@@ -397,7 +390,7 @@ def test_another_target_that_dies_hangs_or_refuses_is_told_in_a_sentence(pair):
         assert (found.exit_code, told in found.stderr.splitlines()[-1]) == (2, True)
     found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}writes_", *rows[2:])
     assert found.exit_code == 1
-    assert "silently wrong: bits-heads float32: the call writes into its arguments" in found.stdout
+    assert "wrong: bits-heads float32: the call writes into its arguments" in found.stdout
     assert in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}exits_", *rows).exit_code == 3
     found = in_this_process(f"{pair}attention_", "--same-bits-as", f"{pair}powers_", "--untrusted")
     assert (found.exit_code, "expected --untrusted without --same-bits-as" in found.stderr) == (2, True)

@@ -231,14 +231,14 @@ def test_the_command_tells_places_and_cause_and_writes_a_file(encoder, port, tmp
     files = "--json", tmp_path / "found.json", "--jobs", 0
     result = invoke("compare", encoder, f"{port}:port", *files)
     assert result.exit_code == 1, result.output
-    assert "weights: 37 with the same bits, 0 others" in result.stdout
+    assert "weights: 37 bitwise equal, 0 not" in result.stdout
     assert "first to leave the bound: layers.0.feed_forward, by " in result.stdout
     cause = "cause: kind-of-gelu: activation gelu and gelu_tanh: then all numbers are within the bound"
     assert result.stdout.splitlines()[-1] == cause
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["agrees"], found["first"], found["causes"][0][0]) == (False, "layers.0.feed_forward", "kind-of-gelu")
     result = invoke("compare", encoder, encoder, "--jobs", 0)
-    assert (result.exit_code, result.stdout.splitlines()[-1][:38]) == (0, "all 20 places are within the bound; ne")
+    assert (result.exit_code, result.stdout.splitlines()[-1][:43]) == (0, "all 20 activations are within the bound; ne")
 
 
 @pytest.mark.parametrize(

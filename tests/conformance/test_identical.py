@@ -172,7 +172,7 @@ def test_a_run_of_identical_bits_ends_with_hashes_ticks_and_status_0():
         assert published()[name][:16] in line
         assert "✓" in line
     assert result.stdout.splitlines()[-3:] == [
-        "2 of 2 cases have the same bits, in 4 ways on 1 backend (numpy), 2 of them as published",
+        "2 of 2 cases are bitwise equal, in 4 configurations on 1 backend (numpy), 2 of them as published",
         "more: --json FILE for each hash, --list for what cases show",
         "2 identical, 0 not, 0 not run",
     ]

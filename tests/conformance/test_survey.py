@@ -14,7 +14,7 @@ from attention_conformance.measure.catalogue import SUBJECT_CASES
 from attention_conformance.measure.finding import VERDICTS
 from sharding.page import page as page_of_sharding
 from survey import presets as surveyed
-from survey.check import RED, _shown
+from survey.check import RED, shown
 from survey.page import page, written
 from survey.rows import PROPERTIES, ROWS, Row, findings_of, property_of, read_remarks, remark_of
 
@@ -76,5 +76,5 @@ def test_a_script_shows_what_was_found_and_nothing_else(case, monkeypatch, tmp_p
     row, options = Row("planted", "others"), {"cases": [case], "dtypes": ["float32"], "power": False}
     (found,) = check_subject(load_target(row.target), **options)
     assert found.verdict == ("silently wrong" if case.endswith("causal") else "right")
-    script = _shown([replace(found, verdict="silently wrong")], row, tmp_path / "script.py")["script"]
+    script = shown([replace(found, verdict="silently wrong")], row, tmp_path / "script.py")["script"]
     assert script["showed"] == case.endswith("causal"), script

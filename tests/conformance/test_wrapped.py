@@ -242,9 +242,9 @@ def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts
 
 def test_what_lengths_and_packed_sequences_do_not_say_is_refused():
     arrays = [np.ones((1, 1, rows, 4), np.float32) for rows in (2, 3, 3)]
-    with pytest.raises(NotImplementedError, match="expected a mask of the first keys"):
+    with pytest.raises(NotImplementedError):
         masked_by_lengths(first_keys, "seqlens_k")(*arrays, mask=np.array([[[[True, False, True]]]]))
-    with pytest.raises(NotImplementedError, match="expected as many queries as keys"):
+    with pytest.raises(NotImplementedError):
         unpacked(packed_alike, "cu_seqlens")(*(np.swapaxes(each, 1, 2) for each in arrays))
 
 

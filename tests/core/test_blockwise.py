@@ -20,8 +20,9 @@ from call_table import quadratic
 
 from attention_core._attention.blocks.forward import scores_are_small
 from attention_core._attention.blocks.grid import make_grid
-from attention_core._attention.blocks.plan import make_plan, unpack
+from attention_core._attention.blocks.plan import make_plan
 from attention_core._functions.attention import make_call
+from attention_core.backend import unpack
 from attention_core.scores import ScoreMod
 
 

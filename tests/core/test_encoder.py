@@ -82,7 +82,7 @@ def test_encoder_layer_adds_a_bias_and_applies_a_function_to_scores(rng, put, ge
         get(ac.functions.encoder_layer(p, x, num_heads=5, bias=allowed)),
         get(ac.functions.encoder_layer(p, x, num_heads=5, is_causal=True)),
     )
-    with pytest.raises(ValueError, match=r"^expected bias to broadcast to \(2, 5, 6, 6\); got \(4, 6, 6\)"):
+    with pytest.raises(ValueError):
         ac.functions.encoder_layer(p, x, num_heads=5, bias=put(np.zeros((4, M, M))))
 
 

@@ -8,8 +8,7 @@ from call_table import Sizes
 
 import attention_core as ac
 from attention_core._attention import memo
-from attention_core.backend import get_backend
-from attention_core.masks._rules import rule_of
+from attention_core.backend import get_backend, rule_of
 
 attention = ac.scaled_dot_product_attention
 NUMPY = get_backend("numpy").namespace

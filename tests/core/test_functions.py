@@ -9,7 +9,7 @@ from blockwise_helpers import quickly
 import attention_core as ac
 from attention_core._arithmetic import ARITHMETICS
 from attention_core._arithmetic.operations import Constants
-from attention_core._backend import get_backend, registered
+from attention_core.backend import get_backend, registered
 from attention_core.parameters import Embeddings, GatedFeedForward, LayerNorm, Linear
 
 

@@ -128,7 +128,7 @@ def test_the_state_of_feature_maps_is_updated_by_a_step_of_power_iteration(xp, p
     for name in state._fields:
         expected = ac.functions.spectral_norm(getattr(tree, name).weight, getattr(state, name))[1]
         np.testing.assert_array_equal(get(getattr(again, name)), get(expected))
-    with pytest.raises(TypeError, match="expected state as SpectralVectors"):
+    with pytest.raises(TypeError):
         layer(tree, xp.ones((4, 4, 16), dtype=xp.float32))
     assert LAYERS["feed-forward"].updated_state(tree, ()) == ()
 
@@ -158,7 +158,7 @@ def test_a_layer_of_users_may_have_settings_of_any_type():
         parameters = ()
 
     assert Mine().sizes == (3, 4)
-    with pytest.raises(ValueError, match="width"):
+    with pytest.raises(ValueError):
         Mine(width=0)
 
 

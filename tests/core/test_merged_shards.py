@@ -32,7 +32,7 @@ def test_a_differentiated_merge_is_refused_before_anything_is_sent(backend, put,
             found = ac.scaled_dot_product_attention(*parts, **options, shards=shards, arithmetic=arithmetic)
             return backend.namespace.sum(found)
 
-        with pytest.raises(NotImplementedError, match="not to be differentiated") as caught:
+        with pytest.raises(NotImplementedError) as caught:
             backend.value_and_grad(loss)(arrays[argument])
         return str(caught.value)
 

@@ -4,12 +4,14 @@ import fractions
 import functools
 import importlib.util
 import inspect
+import json
 import pickle
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from backend_helpers import archive
 
 import attention_core as ac
 import attention_models as models
@@ -70,12 +72,45 @@ def words(put, xp):
 
 
 LAYERS = {"torch": "attention_torch", "jax": "attention_jax", "tensorflow": "attention_keras"}
-# Roles with one library.
-ALONE = {"PyTorch alone": "torch", "JAX alone": "jax", "Flax alone": "jax", "Keras alone": "tensorflow"}
+# Roles with one library, and what else has to be installed.
+ALONE = {
+    "Viewer": "numpy",
+    "Reader of files": "numpy",
+    "NumPy alone": "numpy",
+    "PyTorch alone": "torch",
+    "Transformers alone": "torch",
+    "JAX alone": "jax",
+    "Flax alone": "jax",
+    "Keras alone": "tensorflow",
+}
+OTHERS = {"Flax alone": "flax", "Transformers alone": "transformers"}
+
+
+def read(data):
+    """Read a file of these bytes."""
+    Path("file.safetensors").write_bytes(data)
+    return safetensors.load_tree("file.safetensors")
+
+
+def structured(header):
+    """Read a file with this structure in its metadata."""
+    metadata = {"attention-core": json.dumps(header)}
+    safetensors.save_arrays("file.safetensors", {"weight": np.zeros(3)}, metadata)
+    return safetensors.load_tree("file.safetensors")
+
+
+def words_of_toolkit():
+    """The names for mistakes with files and with the viewer."""
+    names = {"read": read, "archive": archive, "structured": structured, "feed_forward": layers.FeedForward(4, 9)}
+    names |= {"weights": np.full((2, 2), 0.5), "image": np.zeros((16, 24, 3))}
+    viewer = importlib.import_module("attention_view")
+    return names | {name: getattr(viewer, name) for name in ("Computed", "view", "view_mask")}
 
 
 def words_alone(backend):
     """The names for mistakes with one library: it, its adapter, and a layer."""
+    if backend.name == "numpy":
+        return words_of_toolkit()
     home = LAYERS[backend.name]
     adapter, library = map(importlib.import_module, (home, backend.name))
     kind = adapter.MultiHeadAttention
@@ -85,6 +120,11 @@ def words_alone(backend):
     if backend.name == "torch":
         for module in ("flex_attention", "bias"):
             importlib.import_module(f"torch.nn.attention.{module}")
+        made |= {"to_module": conversion.to_module, "fx": importlib.import_module("torch.fx")}
+    if backend.name == "torch" and importlib.util.find_spec("transformers"):
+        made["bert"] = importlib.import_module("transformers.models.bert.modeling_bert")
+        made["transformers"] = importlib.import_module("transformers")
+        made["sizes"] = {"vocab_size": 9, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
     if backend.name == "jax":
         made["sparse"] = importlib.import_module("jax.experimental.sparse")
     if backend.name == "jax" and importlib.util.find_spec("flax"):
@@ -108,10 +148,11 @@ def said(mistake, names):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning")
 @pytest.mark.needs(
     lambda backend, role: ALONE.get(role, backend.name) == backend.name,
-    lambda role: role != "Flax alone" or importlib.util.find_spec("flax"),
+    lambda role: role not in OTHERS or importlib.util.find_spec(OTHERS[role]),
 )
 @pytest.mark.parametrize("role", TABLE)
-def test_a_mistake_is_told_what_to_write(role, backend, put, xp):
+def test_a_mistake_is_told_what_to_write(role, backend, put, xp, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = words(put, xp) | (words_alone(backend) if role in ALONE else {})
     got = {mistake: said(mistake, names) for mistake in TABLE[role]}
     array = type(names["q"]).__name__

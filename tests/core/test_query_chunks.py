@@ -12,8 +12,9 @@ from call_table import Sizes, options_of
 
 import attention_core as ac
 from attention_core._attention.blocks import forward as _forward
-from attention_core._attention.blocks.plan import make_plan, unpack
+from attention_core._attention.blocks.plan import make_plan
 from attention_core._attention.call import Call
+from attention_core.backend import unpack
 from attention_core.masks import And, Not
 
 attention = ac.scaled_dot_product_attention

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from attention_core._functions.channels import rms_norm
+from attention_core.functions import rms_norm
 
 
 def by_formula(scale, x, epsilon):

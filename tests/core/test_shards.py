@@ -178,7 +178,7 @@ def test_unshard_is_the_inverse_of_shard(backend, put, get, ranks, split):
         x = put(np.random.default_rng(0).standard_normal((length, *(2,) * (-axis - 1))))
 
         def of_shard(group, x=x, length=length, axis=axis):
-            with pytest.raises(ValueError, match=f"expected {length + 1} positions, the length of shards; got "):
+            with pytest.raises(ValueError):
                 ac.shard(x, ac.Shards(group, split, length=length + 1), axis=axis)
             shards = ac.Shards(group, split, length=length)
             part = ac.shard(x, shards, axis=axis)

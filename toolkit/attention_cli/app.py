@@ -14,8 +14,6 @@ from attention_conformance.kernel.options import Options
 
 __all__ = ["app"]
 
-CPUS = os.cpu_count() or 1
-
 
 @command("List backends with versions, devices, dtypes and modes.", "attention_cli.backends:backends")
 @dataclass(frozen=True)
@@ -55,12 +53,8 @@ class Bench:
         Time for the samples of a candidate, by default.
     max_seconds
         Skip calls that would take more than these seconds.
-    threads
-        Threads of each framework.
     memory
         Measure peak memory as well, each candidate in a process.
-    json
-        Write the environment and all samples to this file.
     verbose
         A table for every single problem, too.
     """
@@ -94,30 +88,18 @@ class Ways:
         A device, or its kind, as cuda; repeatable. By default all.
     mode
         A mode, such as eager or jit; repeatable. By default all; of digest eager.
-    json
-        Write environment and results to this file.
-    jobs
-        Processes at a time, one for a backend; 0: all in this one.
     """
 
     backend: Many = None
     device: Many = None
     mode: Many = None
     json: Path | None = None
-    jobs: Natural = CPUS
+    jobs: Natural = os.cpu_count() or 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """Options of what runs in a process of its own.
-
-    Parameters
-    ----------
-    jobs
-        Processes at a time; 0: in this one, which a crash then ends.
-    json
-        Write what was found to this file.
-    """
+    """Options of what runs in a process of its own."""
 
     jobs: Annotated[int, typer.Option(min=0, max=1)] = 1
     json: Path | None = None
@@ -251,7 +233,7 @@ class Convert:
 @command("Continue a text by a language model.", "attention_cli.generate:generate")
 @dataclass(frozen=True)
 class Generate:
-    """Continue texts by a language model, on one backend.
+    """Continue texts by a language model, on one backend. A folder of --model has a tokenizer.json.
 
     The text of one prompt is printed as it comes; then the speed, and for each prompt the SHA-256 of all its logits. In
     reproducible arithmetic the hash is that of every backend, mode and batch. The exit status is 0 if the text is
@@ -261,8 +243,6 @@ class Generate:
     ----------
     prompts
         Texts to be continued, as one batch.
-    model
-        A folder of transformers, with tokenizer.json, or a GGUF file.
     backend
         The backend, by default numpy.
     mode
@@ -327,8 +307,6 @@ class View:
         A head; repeatable. By default all.
     sample
         Of the batch.
-    causal
-        is_causal, of query and key.
     """
 
     files: Annotated[list[Path], typer.Argument()]
@@ -349,8 +327,9 @@ class Digest(Ways):
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
     Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and with the samples
-    of a batch apart. --mode asks for compiled calls, and --threads for processes with numbers of threads. With --chain
-    or --against, a language model has a hash for each layer and token instead, and the first that differs is told.
+    of a batch apart. --mode asks for compiled calls, and --threads, which is repeatable, for a process with so many
+    threads. With --chain or --against, a language model has a hash for each layer and token instead, and the first that
+    differs is told.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
@@ -359,10 +338,6 @@ class Digest(Ways):
     ----------
     files
         Inputs as safetensors, and at most one saved layer; a model with --chain.
-    threads
-        A number of threads to run with, too; repeatable.
-    causal
-        is_causal of a call without a layer.
     scale
         The scale of a call without a layer.
     softcap
@@ -396,6 +371,7 @@ class Conformance(Ways):
     Each result of a catalogue of cases is compared with an oracle of higher precision. With --identical, run another
     catalogue in reproducible arithmetic, in every mode of every backend, and compare the SHA-256 of each result with
     the published one. Eager calls run again in small blocks, with the samples of a batch apart, and with one thread.
+    --model adds the case model, of an encoder of BERT's type or a language model of Llama's.
 
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command
     cannot be run as given.
@@ -408,9 +384,6 @@ class Conformance(Ways):
         dense, blockwise or fused; repeatable. By default all three, less where compiled.
     case
         Cases by name, * and ? allowed; repeatable. By default all.
-    model
-        With --identical, the case model: a folder of transformers with an encoder of BERT's type or a language
-        model of Llama's, or a GGUF file.
     list_
         List the cases and what they show, and run none.
     quick

@@ -87,10 +87,10 @@ def _show(found: Comparison, verbose: bool) -> None:
         screen.print(f"{name} ({', '.join(f'{each} {number}' for each, number in versions.items())})", highlight=False)
     for name, first, second in found.settings:
         screen.print(f"setting {name}: {first} and {second}", highlight=False)
-    screen.print(f"weights: {found.same_weights} with the same bits, {len(found.weights)} others", highlight=False)
+    screen.print(f"weights: {found.same_weights} bitwise equal, {len(found.weights)} not", highlight=False)
     for weight in found.weights if verbose else found.weights[:SHOWN]:
         screen.print(f"  {weight.name}: {weight.says}", highlight=False, soft_wrap=True)
-    table = Table("place", "in the second", "ulp", "bound", "worst head", box=None)
+    table = Table("activation", "in the second", "ulp", "bound", "worst head", box=None)
     for row in _rows(found, verbose):
         head = f"{max(range(len(row.heads)), key=row.heads.__getitem__)}: {max(row.heads):.3g}" if row.heads else ""
         other = "none" if not row.other else "" if row.other == row.name else row.other

@@ -35,6 +35,24 @@ ALSO = {"candidate": "--implementation", "output": "-o", "verbose": "-v"}
 """Further names of options."""
 
 
+class Shared:
+    """Options that mean the same in every command that has them.
+
+    Parameters
+    ----------
+    causal
+        is_causal of the call.
+    jobs
+        Processes at a time; 0: all in this one, which a crash then ends.
+    json
+        Write the environment and all results to this file.
+    model
+        A folder of transformers, or a GGUF file.
+    threads
+        Threads of each library.
+    """
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"attention-core {version('attention-core')}")
@@ -65,7 +83,7 @@ def command(short_help: str, work: str) -> Callable[[type[Options]], type[Option
                 resolve_name(work)(kind(**options))
 
         helps: dict[str, str] = {}
-        for each in reversed(kind.__mro__):
+        for each in (*reversed(kind.__mro__), Shared):
             helps |= helps_of(each)
         run.__doc__ = inspect.cleandoc(kind.__doc__ or "").partition("\n\nParameters\n")[0]
         declared = inspect.signature(kind, eval_str=True).parameters.values()

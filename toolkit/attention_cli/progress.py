@@ -26,7 +26,7 @@ def followed(messages: Iterable[Message], label: str) -> Iterator[Message]:
                 total += message.count
                 progress.update(task, total=total)
             elif isinstance(message, Asked):
-                progress.update(task, description=f"asking about: {message.question}")
+                progress.update(task, description=f"probing: {message.question}")
             elif isinstance(message, Started):
                 case = message.finding
                 progress.update(task, description=f"{case.backend} {case.case} {way_text(case)}".lstrip())

@@ -41,7 +41,7 @@ def test_arrays_are_placed_where_they_are_asked_for():
 
 def test_a_layer_does_not_change():
     layer = attention_jax.FeedForward.init(0, 2, 3)
-    with pytest.raises(AttributeError, match="cannot assign to field 'parameters'"):
+    with pytest.raises(AttributeError):
         layer.parameters = ()
     assert repr(layer) == f"attention_jax.{layer.definition!r}"
 

@@ -105,7 +105,7 @@ def test_every_mask_is_registered_and_one_of_your_own_can_be():
     }
     assert kinds == known
     for kind in known:
-        with pytest.raises(ValueError, match="Duplicate"):
+        with pytest.raises(ValueError):
             attention_jax.register_mask(kind)
 
     @attention_jax.register_mask

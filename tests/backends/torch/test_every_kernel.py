@@ -80,7 +80,7 @@ def test_the_fused_kernel(name, sizes, rng):
     compare(measured(functools.partial(both, **options), arrays), measured(defined, arrays), 1e-12)
     fused, dense = (functools.partial(attention, **options, implementation=each) for each in ("fused", "dense"))
     if refusal(arrays, **options) is not None or "sinks" in options:
-        with pytest.raises(ValueError, match="expected"):
+        with pytest.raises(ValueError):
             fused(*arrays)
         return
     compare(measured(fused, arrays), measured(dense, arrays), 1e-13)

@@ -138,6 +138,6 @@ def test_programs_are_guarded_by_what_may_change():
     assert not any(".modules" in name for name in names)  # which Dynamo takes longer to read than a call
     with (
         ac.weights.record_attention(),
-        pytest.raises(ValueError, match="expected eager calls while attention is recorded"),
+        pytest.raises(ValueError),
     ):
         compiled(*arrays)

@@ -19,10 +19,10 @@ attention = ac.scaled_dot_product_attention
 def test_reading_is_an_error():
     x = torch.ones(2)
     for read in (lambda x: x.tolist(), lambda x: bool((x > 0).all()), lambda x: x.sum().item(), lambda x: x[x > 0]):
-        with pytest.raises(AssertionError, match="reads"), unread(torch):
+        with pytest.raises(AssertionError), unread(torch):
             read(x)
     big = torch.ones(1, 1, 300, 8)
-    with pytest.raises(AssertionError, match="reads"), unread(torch):
+    with pytest.raises(AssertionError), unread(torch):
         ac.scaled_dot_product_attention(big, big, big, is_causal=True)
 
 

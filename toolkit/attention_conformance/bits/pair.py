@@ -124,7 +124,7 @@ class _Row:
         if not self.count:
             says, reason = next(iter(self.refused.items()))
             return replace(blank, verdict="refused", detail=f"{says}: {reason}")
-        refused = "".join(f"; {says} is refused: {reason}" for says, reason in list(self.refused.items())[:2])
+        refused = "".join(f"; {says} raises: {reason}" for says, reason in list(self.refused.items())[:2])
         if not self.unlike:
             return replace(blank, error=0.0, detail=f"{self.count} comparisons{refused}")
         first = self.unlike[0]
@@ -187,7 +187,7 @@ class _Row:
         if wrong is None:
             return finding
         who, found = wrong
-        says = f"not the same mathematics: {who} is {found.verdict}: {found.says or found.detail}"
+        says = f"not the same mathematics: {who} is {found.label}: {found.says or found.detail}"
         return replace(finding, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
 
     def _mathematics(self, unlike: _Unlike) -> tuple[str, Finding] | None:

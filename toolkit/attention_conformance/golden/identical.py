@@ -367,10 +367,10 @@ def _way(result: Finding) -> str:
 
 def table(judged: Iterable[Verdict]) -> Table:
     """A row for every case: its name, the beginning of its hash, in how many ways it was run, and a tick or a cross."""
-    rows = Table(title="Identical bits", title_justify="left", header_style="bold")
+    rows = Table(title="Bitwise reproducibility", title_justify="left", header_style="bold")
     rows.add_column("case", no_wrap=True)
     rows.add_column("SHA-256", no_wrap=True)
-    rows.add_column("ways", justify="right")
+    rows.add_column("configurations", justify="right")
     rows.add_column("same")
     rows.add_column("compared with")
     for each in judged:
@@ -386,7 +386,7 @@ def proved(judged: Sequence[Verdict], model: Path | None, *, is_quick: bool) -> 
     same = [each for each in judged if not each.complaints]
     known = sum(bool(each.compared) for each in same)
     lines = [
-        f"{len(same)} of {len(judged)} cases have the same bits, in {len(results)} ways on {len(backends)}"
+        f"{len(same)} of {len(judged)} cases are bitwise equal, in {len(results)} configurations on {len(backends)}"
         f" backend{'s' * (len(backends) != 1)} ({', '.join(backends)}), {known} of them as published"
     ]
     if model is not None:

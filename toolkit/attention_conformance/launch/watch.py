@@ -22,8 +22,8 @@ MUTABLE = ("numpy", "torch")
 TOUCHED = {
     "changed-argument": "the call writes into its arguments, or into memory around them",
     "shared-memory": "a result shares memory with an argument",
-    "other-bits": "equal calls give other bits",
-    "other-bits-in-batch": "a sample has other bits in another batch",
+    "other-bits": "equal calls are not bitwise equal",
+    "other-bits-in-batch": "a batch element is not bitwise equal in another batch",
     "kept-by-identity": "a result is kept by the identity of its arrays, also after their numbers changed",
     "other-kind": "a result is no array of the library of its arguments",
     "kept-memory": "memory of former calls is never freed",

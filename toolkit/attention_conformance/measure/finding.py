@@ -12,8 +12,8 @@ from typing import Any
 from attention_conformance.measure.where import Worst
 
 VERDICT_TEXTS = {
-    "silently wrong": ("bold red", "silently wrong", "finite numbers that are not the answer"),
-    "visibly wrong": ("red", "visibly wrong", "NaN for a number, or a wrong shape or dtype"),
+    "silently wrong": ("bold red", "wrong", "finite numbers that are not the answer"),
+    "visibly wrong": ("red", "non-finite or mismatched", "NaN for a number, or a wrong shape or dtype"),
     "crashed": ("bold magenta", "crashed", "the process ended"),
     "timed out": ("bold magenta", "timed out", "no answer in time"),
     "differs by convention": ("yellow", "differs by convention", "another known answer; --accept NAME"),

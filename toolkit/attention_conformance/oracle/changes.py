@@ -59,12 +59,12 @@ def _relative_bias(rule: Rule, problem: Problem, head: int, query: int, key: int
     name = rule.arguments["table"]
     table = problem.arrays[name]
     told = rule.arguments
-    index = (_bucket(key - query, table.shape[0], told["max_distance"], told.get("bidirectional", True)), head)
+    index = (bucket(key - query, table.shape[0], told["max_distance"], told.get("bidirectional", True)), head)
     added = Decimal(float(table[index]))
     return Change(score + added, ONE, abs(added), {(name, index): ONE})
 
 
-def _bucket(distance: int, buckets: int, farthest: int, bidirectional: bool = True) -> int:
+def bucket(distance: int, buckets: int, farthest: int, bidirectional: bool = True) -> int:
     """The bucket of a distance: of both directions the second half is for keys after the query, of one the first."""
     half, steps = (buckets // 2, abs(distance)) if bidirectional else (buckets, max(0, -distance))
     exact, after = half // 2, half if distance > 0 and bidirectional else 0

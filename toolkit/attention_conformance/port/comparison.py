@@ -295,7 +295,7 @@ def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray 
     name = ours.name if other.name == ours.name else f"≈ {other.name}" if is_near else ""
     row = PlaceRow(ours.name, name, 0.0, bound, ours.is_heads)
     if not name:
-        says = f"no place of the other has the numbers of {ours.name}"
+        says = f"no activation of the other has the numbers of {ours.name}"
         return replace(row, ulps=math.inf, says=says), None
     first, second = ours.array, other.array
     found = _difference(first, second)

@@ -165,8 +165,8 @@ def power(findings: Sequence[Finding], profile: str) -> list[str]:
     if not names:
         return []
     lines = [
-        f"Would the bounds of profile {profile} see a mistake? They reject {len(rejected)} of {len(names)} faults "
-        f"planted in the definition."
+        f"Would the bounds of profile {profile} see a mistake? They reject {len(rejected)} of {len(names)} mutants "
+        f"of the definition."
     ]
     missed = [name for name in names if name not in rejected]
     if missed:
@@ -177,7 +177,7 @@ def power(findings: Sequence[Finding], profile: str) -> list[str]:
 def count_text(findings: Iterable[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
     counts = counted(findings)
-    leading = [] if "silently wrong" in counts else ["0 silently wrong"]
+    leading = [] if "silently wrong" in counts else [f"0 {VERDICT_TEXTS['silently wrong'][1]}"]
     return ", ".join([*leading, *(f"{count} {VERDICT_TEXTS[verdict][1]}" for verdict, count in counts.items())])
 
 
