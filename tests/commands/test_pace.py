@@ -66,7 +66,7 @@ def test_cells_have_names_of_their_own_and_the_quick_ones_are_among_them(cells):
 def test_a_name_of_another_tree_is_not_measured(cells, monkeypatch, tmp_path):
     assert cells.find("Dropout").__module__.startswith("attention_core")
     monkeypatch.setenv("PACE_TREE", str(tmp_path))
-    with pytest.raises(LookupError):
+    with pytest.raises(LookupError, match="no Dropout"):
         cells.find("Dropout")
 
 
@@ -92,3 +92,13 @@ def test_the_table_ends_with_what_is_above_the_limit(pace):
     _, _, ending = shown.getvalue().partition("absent: not in BASE (LookupError: no name)")
     got = ending.split("\n\n")[1:]
     assert got == ["above 1.1 of BASE: 1 of 1\n    1.20  slower", "above 1.1 of the library's own: 0 of 1\n"]
+
+
+def test_arrays_of_all_pairs_are_counted_where_eager_calls_hold_none(pace):
+    def mib(*sizes):
+        return [{"memory": size * 2**20} for size in sizes]
+
+    assert pace.holds_pairs_alone(mib(10, 60), mib(10, 30))
+    assert not pace.holds_pairs_alone(mib(11, 32), mib(26, 35))  # which grows by more from less
+    assert not pace.holds_pairs_alone(mib(30, 60), mib(10, 35))
+    assert not pace.holds_pairs_alone(mib(40, 527), mib(33, 405))  # as inputs of that size have gradients
