@@ -70,18 +70,26 @@ PROBLEMS: dict[str, tuple[Problem, tuple[str, ...], tuple[str, ...]]] = {
     "decode lengths grouped": (Problem(4, 32, 8, 1, 2048, 128, "lengths"), (*EVERY, "torch open"), ()),
     "chunk of 64 on 4096": (Problem(1, 32, 8, 64, 4096, 128, "last"), EVERY, ()),
 }
+# The class of this project that a rule needs, which is looked for outside of what is compiled.
+KINDS = {
+    "window": "SlidingWindow",
+    "last": "Causal",
+    "lengths": "KeyLengths",
+    "segments": "Segments",
+    "dropout": "Dropout",
+}
 # The options of ours by rule; `extra` is the array of the rule, if it has one.
 OPTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "full": lambda problem: {},
-    "reproducible": lambda problem: {"arithmetic": "reproducible"},
-    "causal": lambda problem: {"is_causal": True},
-    "window": lambda problem: {"mask": find("SlidingWindow")(left=255, right=0)},
-    "last": lambda problem: {"mask": find("Causal")(offset=problem.keys - problem.queries)},
-    "lengths": lambda problem, extra: {"mask": find("KeyLengths")(extra)},
-    "segments": lambda problem, extra: {"mask": find("Segments")(extra, extra)},
-    "bias": lambda problem, extra: {"bias": extra},
-    "sinks": lambda problem, extra: {"sinks": extra},
-    "dropout": lambda problem: {"dropout": find("Dropout")(0.1, 7)},
+    "full": lambda problem, kind: {},
+    "reproducible": lambda problem, kind: {"arithmetic": "reproducible"},
+    "causal": lambda problem, kind: {"is_causal": True},
+    "window": lambda problem, kind: {"mask": kind(left=255, right=0)},
+    "last": lambda problem, kind: {"mask": kind(offset=problem.keys - problem.queries)},
+    "lengths": lambda problem, kind, extra: {"mask": kind(extra)},
+    "segments": lambda problem, kind, extra: {"mask": kind(extra, extra)},
+    "bias": lambda problem, kind, extra: {"bias": extra},
+    "sinks": lambda problem, kind, extra: {"sinks": extra},
+    "dropout": lambda problem, kind: {"dropout": kind(0.1, 7)},
 }
 # name: what makes the function and its arguments, where forward, where with gradients
 OTHERS: dict[str, tuple[Callable[[Library, bool], Work | None], tuple[str, ...], tuple[str, ...]]] = {
@@ -149,17 +157,14 @@ def attention(lib: Library, problem: Problem, peer: bool) -> Work | None:
     shapes = ((heads, queries), (kv_heads, keys), (kv_heads, keys))
     random, extra = np.random.default_rng(0), extra_of(problem)
     arrays = [random.standard_normal((batch, *shape, width), dtype=np.float32) for shape in shapes]
-    options = OPTIONS[rule]
+    options = functools.partial(OPTIONS[rule], problem, find(KINDS[rule]) if rule in KINDS else None)
     if not peer:
         function = find("scaled_dot_product_attention")
-        return (lambda *x: function(*x[:3], **options(problem, *x[3:]))), [
-            *(lib.array(x, dtype) for x in arrays),
-            *map(lib.array, extra),
-        ]
+        given = [*(lib.array(x, dtype) for x in arrays), *map(lib.array, extra)]
+        return (lambda *x: function(*x[:3], **options(*x[3:]))), given
     if rule == "sinks" or (rule == "dropout" and lib.name != "torch"):
         return None
-    mask = options(problem, *extra).get("mask")
-    if mask is not None:
+    if (mask := options(*extra).get("mask")) is not None:
         allowed = mask.to_array(queries, keys, xp=np)
         extra = [allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)]
     arrays = [lib.array(lib.layout(problem, x), dtype) for x in arrays]
@@ -307,6 +312,8 @@ def time_cell(cell: Cell, peer: bool, known: dict[Any, Call | None]) -> dict[str
         known.clear()
     if (cell, peer) not in known:
         known[cell, peer] = call_of(cell, peer=peer)
+        for each in filter(None, known.values()) if cell.work not in WHOLE else ():
+            each()  # PyTorch forgets one that was compiled before the other
     call = known[cell, peer]
     return {} if call is None else time_of(call)._asdict()
 

@@ -84,6 +84,7 @@ class GuardedPlan(NamedTuple):
     call: Call  # tree definitions of its fields
     logsumexp: bool  # whether the logsumexp is asked for, and has a gradient
     records: bool  # whether autograd does: then query, key, value and gradients have their rows before their heads
+    outer: int  # the axis of rows or heads that is the outer one in memory
 
 
 def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -174,8 +175,9 @@ def _recorded(call: Call, *, logsumexp: bool) -> tuple[torch.Tensor, torch.Tenso
     records = guards.records(call)
     call = call._replace(scale=scale, sinks=None, dropout=None)
     definitions, arrays = pack(_swapped_call(call) if records else call)
-    output, rows = call.backend.custom_gradient(GUARDED, GuardedPlan(definitions, logsumexp, records), arrays)
-    return _swapped(output), rows.transpose(-2, -1) if logsumexp else None
+    plan = GuardedPlan(definitions, logsumexp, records, _outer_axis(call.query))
+    output, rows = call.backend.custom_gradient(GUARDED, plan, arrays)
+    return output.transpose(-3, plan.outer), rows.transpose(-2, -1) if logsumexp else None
 
 
 def _with_mask_in_bias(call: Call) -> Call:
@@ -201,7 +203,7 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     call = _call_of(plan, arrays, backend)
     output, found = _by_kernel_or_blocks(call, logsumexp=plan.logsumexp)
-    return _swapped(output), found.transpose(-2, -1)
+    return output.transpose(-3, plan.outer), found.transpose(-2, -1)
 
 
 def _by_kernel_or_blocks(
@@ -222,14 +224,15 @@ def _by_kernel(
     if cuts is None:
         return None
     call = sdpa.scaled(call) if isinstance(call.scale, torch.Tensor) else call
-    scale, found = sdpa.scale_of(call), []
+    scale, outer, found = sdpa.scale_of(call), _outer_axis(call.query), []
     for part in parts_of(call, cuts):
         results = _looked_at(part, inputs_of(part), scale, logsumexp=logsumexp)
         if results is None:
             return None
-        found.append([sdpa.with_batch_of(part, x) for x in results])
-    output, rows = (joined(call, list(each)) for each in zip(*found, strict=True))
-    return output, rows
+        output, rows = (sdpa.with_batch_of(part, x) for x in results)
+        found.append((output.transpose(-3, outer), rows))
+    output, rows = (joined(list(each)) for each in zip(*found, strict=True))
+    return output.transpose(-3, outer).reshape(call.query.shape), rows.reshape(call.query.shape[:-1])
 
 
 def _backward(
@@ -244,7 +247,7 @@ def _backward(
     Where the output is of blocks, what leaked shows in the gradients of the kernel, too.
     """
     call = _call_of(plan, arrays, backend)
-    output, d_output = _swapped(results[0]), _swapped(cotangents[0])
+    output, d_output = (x[0].transpose(-3, plan.outer) for x in (results, cotangents))
     rows = [x.transpose(-2, -1) for x in (results[1], cotangents[1])]
     gradients = _gradients(call, (output, *rows, d_output), logsumexp=plan.logsumexp)
     if gradients is None:
@@ -265,7 +268,7 @@ def _gradients(call: Call, ends: tuple[torch.Tensor, ...], *, logsumexp: bool) -
         behind = 0, 0, cut.first, call.key.shape[-2] - cut.stop
         d_query, *of_keys = _gradients_of_part(part, *each, logsumexp=logsumexp)
         found.append((d_query, *(padded(x, behind) if any(behind) else x for x in of_keys)))
-    gradients = [x[0] if len(x) == 1 else torch.cat(x) for x in map(list, zip(*found, strict=True))]
+    gradients = [joined(list(each)) for each in zip(*found, strict=True)]
     total: Any = 0.0 if call.assume_finite else sum(each.sum() for each in gradients)
     if not math.isfinite(total):
         return None
@@ -304,17 +307,21 @@ def _gradients_of_blocks(call: Call, d_output: torch.Tensor, d_logsumexp: torch.
 
 
 def _empty(plan: GuardedPlan, arrays: tuple[Any, ...], backend: Backend) -> tuple[torch.Tensor, torch.Tensor]:
-    *leading, first, second, channels = arrays[0].shape
-    axes = (*leading, first, second) if plan.records else (*leading, second, first)
-    wide = torch.promote_types(arrays[0].dtype, torch.float32)
-    return arrays[0].new_empty((*axes, channels)), arrays[0].new_empty(axes, dtype=wide)
+    query = _swapped(arrays[0]) if plan.records else arrays[0]
+    rows = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+    return query.new_empty(query.shape).transpose(-3, plan.outer), rows.transpose(-2, -1)
 
 
 GUARDED = register("torch.guarded", Operation(_forward, _backward, _empty))
 
 
+def _outer_axis(query: torch.Tensor) -> int:
+    """The outer one in memory of the axes of heads and rows, -3 and -2, as it is in the output of the kernel."""
+    return -2 if query.stride(-3) < query.stride(-2) else -3
+
+
 def _swapped(array: torch.Tensor) -> torch.Tensor:
-    """Heads before rows as rows before heads, and back: so the kernel lays out its results in memory."""
+    """Heads before rows as rows before heads, and back: so the kernel lays out its gradients in memory."""
     return array.transpose(-3, -2)
 
 

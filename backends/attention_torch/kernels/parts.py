@@ -37,9 +37,9 @@ def cuts_of(call: Call) -> list[KeyCut] | None:
     return cuts if cuts is not None and is_fast else [find_cut(call) or whole]
 
 
-def joined(call: Call, arrays: list[torch.Tensor]) -> torch.Tensor:
-    """Outputs or logsumexps of parts with the axes of the call."""
-    return arrays[0] if len(arrays) == 1 else sdpa.with_batch_of(call, torch.cat(arrays))
+def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
+    """Outputs, logsumexps or gradients of all parts."""
+    return arrays[0] if len(arrays) == 1 else torch.cat(arrays)
 
 
 def inputs_of(call: Call) -> sdpa.Inputs:
