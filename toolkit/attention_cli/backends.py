@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def backends(_: Backends, /) -> None:
     """List backends: versions, devices, floating-point types and modes."""
     table = Table("backend", "versions", "devices", "dtypes", "modes", header_style="bold")
-    for name in announced_backends() or [get_backend("numpy").name]:  # which raises, and says why there are none
+    for name in _announced():
         if name not in available_backends():
             table.add_row(name, f"not installed: {_install(name)}", "", "", "", style="dim")
             continue
@@ -31,10 +31,15 @@ def backends(_: Backends, /) -> None:
 
 def chosen_backends(names: Many) -> list[str]:
     """The names of those that are asked for, or of all that are installed."""
-    check_known("backend", names, announced_backends() or [get_backend("numpy").name])
+    check_known("backend", names, _announced())
     if missing := [name for name in names or () if name not in available_backends()]:
         raise refusal(f"backend {missing[0]} is not installed: {_install(missing[0])}")
     return [name for name in available_backends() if not names or name in names]
+
+
+def _announced() -> list[str]:
+    """The names of all backends, installed or not; where there are none, what asks for one raises, and says why."""
+    return list(announced_backends()) or [get_backend("numpy").name]
 
 
 def load(names: Iterable[str]) -> list[Backend]:

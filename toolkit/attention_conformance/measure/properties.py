@@ -274,16 +274,6 @@ def windowed(question: Question, problem: Problem) -> Arrays:
     return min(found, key=lambda each: float(abs(each["output"].astype(np.float64) - truth).max()))
 
 
-def by_distance(question: Question, problem: Problem) -> Arrays:
-    """A bias by distance, told by the subject's own keyword of ALiBi."""
-    subject = question.subject
-    if subject.native or not subject.alibi_name or "B" not in (subject.layout or "BHSD"):
-        raise NotOffered("ALiBi of its own")
-    bias = problem.arrays["bias"]
-    rates = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
-    return result_of(question, fit(problem.without("bias"), subject).holding(alibi=rates))
-
-
 def apart(question: Question, problem: Problem) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
     found: Arrays = {}
@@ -321,7 +311,6 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "merged": merged,
     "dropped": dropped,
     "windowed": windowed,
-    "by distance": by_distance,
     "apart": apart,
     "between": between,
     "repeated": repeated,

@@ -36,13 +36,11 @@ from attention_conformance.mistakes.variants import (
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of, gradient_of
 from attention_conformance.oracle.ulps import errors_of
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.problem import NARROW, NumpyArray, Problem, rounded
 
 if TYPE_CHECKING:
     from attention_conformance.measure.bounds import Bounds
     from attention_conformance.measure.question import Question
-
-NARROW_TYPES = ("float16", "bfloat16")
 
 SMALL = 4.0
 """Scores below which their errors explain little, so that those of sums are told apart."""
@@ -118,7 +116,7 @@ class Variants:
             mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             measured = bounds.measure(mended, expected)
-            if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
+            if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW else 1):
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
 
@@ -280,7 +278,7 @@ class Variants:
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
-        is_narrow = wrong in expected and bounds.question.dtype in NARROW_TYPES
+        is_narrow = wrong in expected and bounds.question.dtype in NARROW
         return is_narrow and bounds.measure(got, expected).error <= allowed
 
 
@@ -352,16 +350,12 @@ def power(question: Question, problem: Problem, bounds: Bounds, variants: Varian
     for fault in FAULTS:
         if (other := variants.of(fault)) is None:
             continue
-        got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
-        got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
+        names, dtype = {*other.arrays} & {*bounds.truth.arrays} - {"weights", "logsumexp"}, bounds.question.dtype
+        got = {name: rounded(other.arrays[name], dtype) for name in names}
         planted.append(fault.name)
         if not bounds.measure(got, bounds.truth.arrays).passes:
             rejected.append(fault.name)
     return {"rejected": tuple(rejected), "planted": tuple(planted)}
-
-
-def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
-    return each.astype(np.float64).astype(problem.arrays["query"].dtype)
 
 
 def agreed(findings: Sequence[Finding]) -> list[Finding]:

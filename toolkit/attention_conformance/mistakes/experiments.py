@@ -12,7 +12,6 @@ import numpy as np
 
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.kernels import KERNELS
-from attention_conformance.cases.shapes import NARROW as NARROW_TYPES
 from attention_conformance.launch.fit import fit, meant
 from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.measures import drawn
@@ -31,7 +30,7 @@ from attention_conformance.mistakes.variants import (
 )
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.problem import NARROW, NumpyArray, Problem
 
 Predicts = Callable[[Variant], bool]
 
@@ -52,6 +51,9 @@ MOST_UNITS = 3.0
 
 ALIKE = 0.02
 """How far ratios of weights that are right lie apart, in 16 bits."""
+
+PARTS = (64, 128, 256, 512, 1024)
+"""Keys in a block."""
 
 CAUSE = ("variant", "says", "line", "equals", "rejected")
 
@@ -83,7 +85,7 @@ def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[
 def _simpler(question: Question) -> Iterator[tuple[str, Question, Variant | None]]:
     """The question without one of its settings, and what that setting is called where the rest is right."""
     case, inputs = question.case, question.case.inputs
-    if question.dtype in NARROW_TYPES and question.narrow_is_habit:
+    if question.dtype in NARROW and question.narrow_is_habit:
         yield "wide", replace(question, dtype="float32"), None
     if case.measure in UNLIKE:
         yield "relation", replace(question, case=replace(case, measure="ulp")), cause(UNLIKE[case.measure])
@@ -150,7 +152,7 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     if not (np.isfinite(got).all() and blocks.size):
         return []
     ratios = got[blocks] / expected[blocks]
-    alike = ALIKE if question.dtype in NARROW_TYPES else ALIKE / 10
+    alike = ALIKE if question.dtype in NARROW else ALIKE / 10
     kept = -np.sort(-ratios[ratios > 0.1]) if (ratios > 0.1).any() else np.ones(1)
     usual = kept[(abs(kept[:, None] / kept - 1) < alike).sum(axis=0).argmax()]  # the ratio that most blocks share
     (odd,) = np.nonzero(abs(ratios / usual - 1) > alike)
@@ -226,8 +228,8 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
         again = {name: getattr(dense, name)[..., np.arange(keys) % end, :] for name in names}
         change = functools.partial(Dense.changed, **again)
         yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), end, change=change)
-    for block in (64, 128, 256, 512, 1024):
-        yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
+    for block, (name, join) in itertools.product(PARTS, {"unscaled-parts": np.maximum, "equal-parts": np.add}.items()):
+        yield cause(name, block, change=unscaled(block, join))
     yield cause("other-weights", first, last, keys, factor)
 
 
@@ -297,8 +299,9 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
         return
     key, value = dense.key[row[:2]][seen], dense.value[row[:2]][seen]
     zero, cap = np.zeros(len(key)), dense.softcap
-    bias = zero if dense.bias is None else np.broadcast_to(dense.bias, dense.through.shape)[row][seen]
-    parts = {"scale": dense.scale * (key @ dense.query[row]), "bias": bias}
+    added = {"bias": 0.0 if dense.bias is None else dense.bias, "alibi": dense.falls}
+    parts = {"scale": dense.scale * (key @ dense.query[row])}
+    parts |= {name: np.broadcast_to(part, dense.through.shape)[row][seen] for name, part in added.items()}
     if dense.sinks is not None:
         parts["sinks"], value = dense.sinks[head : head + 1], np.concatenate([value, 0 * value[:1]])
 
@@ -306,7 +309,7 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
         """How far rows are off where a part is times each of these factors."""
         times = {each: factors[:, None] * part if each == name else part + zero[:1] for each, part in parts.items()}
         scores = times["scale"] if cap is None else cap * np.tanh(times["scale"] / cap)
-        powers = np.broadcast_to(scores + times["bias"], (factors.size, len(key)))
+        powers = np.broadcast_to(scores + times["bias"] + times["alibi"], (factors.size, len(key)))
         if dense.sinks is not None:
             powers = np.concatenate([powers, np.broadcast_to(times["sinks"], (factors.size, 1))], axis=-1)
         powers = np.exp(powers - powers.max(axis=-1, keepdims=True))

@@ -214,3 +214,10 @@ def exact(
         rest = flat - _decimals(high)
     low = _choose(np.isfinite(high), rest, ZERO).astype(np.float64)
     return Exact(high, low, np.array(scales, dtype=object).reshape(shape).astype(np.float64))
+
+
+def summed(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    """Add up what was broadcast, or repeated in order, so that the shape is that of the argument."""
+    wanted = (1,) * (array.ndim - len(shape)) + shape
+    parts = [size for have, want in zip(array.shape, wanted, strict=True) for size in (want, have // max(want, 1))]
+    return np.asarray(array.reshape(parts).sum(axis=tuple(range(1, 2 * array.ndim, 2)))).reshape(shape)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attention_conformance.oracle.attention import Exact
+from attention_conformance.oracle.attention import Exact, summed
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -32,6 +32,8 @@ class Dense:
         The offset of causality.
     group_size : int
         Query heads for each key/value head.
+    alibi : numpy.ndarray or None
+        The rate of each head (H,) by which scores fall with the distance of query and key.
     uniform : numpy.ndarray or None
         Rows (..., M, 1) that get the average of all values instead.
     """
@@ -47,12 +49,19 @@ class Dense:
     softcap: float | None
     group_size: int
     cotangent: NumpyArray | None = None
+    alibi: NumpyArray | None = None
     uniform: NumpyArray | None = None
 
     @property
     def positions(self) -> tuple[NumpyArray, NumpyArray]:
         """Query positions as a column, and key positions as a row."""
         return np.arange(self.query.shape[-2])[:, None], np.arange(self.key.shape[-2])[None, :]
+
+    @property
+    def falls(self) -> Any:
+        """What is added to the scores by distance."""
+        rows, columns = self.positions
+        return 0.0 if self.alibi is None else -self.alibi[:, None, None] * abs(columns - rows)
 
     @property
     def through(self) -> NumpyArray:
@@ -131,6 +140,7 @@ def dense_of(problem: Problem) -> Dense:
         softcap=options.get("softcap"),
         group_size=group_size,
         cotangent=None if problem.cotangent is None else problem.cotangent.astype(kind),
+        alibi=arrays["alibi"].astype(kind) if "alibi" in arrays else None,
     )
 
 
@@ -174,7 +184,7 @@ def _weights(dense: Dense) -> _Weights:
         scores, derivative = dense.softcap * fraction, 1 - fraction**2
     if dense.bias is not None:
         scores = scores + _finite(dense.bias)
-    attended = through
+    scores, attended = scores + dense.falls, through
     if dense.uniform is not None:
         through, scores = through | dense.uniform, np.where(dense.uniform, 0, scores)
     scores = np.where(through, scores, -np.inf)
@@ -205,7 +215,7 @@ def _kappas(dense: Dense, through: NumpyArray) -> NumpyArray:
     """The largest magnitude of the scores of each row (..., M)."""
     query, key = abs(_finite(dense.query)), abs(_finite(dense.key))
     size = abs(dense.scale) * (query @ np.swapaxes(key, -1, -2))
-    size = size if dense.bias is None else size + abs(_finite(dense.bias))
+    size = size + abs(dense.falls) if dense.bias is None else size + abs(_finite(dense.bias) + dense.falls)
     kappas = np.where(through, size, 0).max(axis=-1, initial=0.0)
     return np.asarray(kappas if dense.sinks is None else np.maximum(kappas, abs(dense.sinks[:, None])))
 
@@ -257,9 +267,9 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
     }
     shape = (query.shape[-3], 1, 1)
     if dense.bias is not None:
-        arrays["bias"] = _unbroadcast(d_scores, dense.bias.shape)
+        arrays["bias"] = summed(d_scores, dense.bias.shape)
     if dense.sinks is not None:
-        arrays["sinks"] = _unbroadcast(share * found.sink * -mean, shape)[:, 0, 0]
+        arrays["sinks"] = summed(share * found.sink * -mean, shape)[:, 0, 0]
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
@@ -271,9 +281,9 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
             "value": grouped(transposed @ abs(d_output), dense),
         }
         if dense.bias is not None:
-            scales["bias"] = _unbroadcast(size, dense.bias.shape)
+            scales["bias"] = summed(size, dense.bias.shape)
         if dense.sinks is not None:
-            scales["sinks"] = _unbroadcast(found.sink * size_mean, shape)[:, 0, 0]
+            scales["sinks"] = summed(found.sink * size_mean, shape)[:, 0, 0]
         return scales, float(_kappas(dense, found.through).max(initial=0.0))
 
     return Answer(arrays, sizes)
@@ -289,9 +299,3 @@ def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
     """The sum over the query heads that share a key head."""
     *leading, heads, rows, width = array.shape
     return np.asarray(array.reshape(*leading, heads // dense.group_size, dense.group_size, rows, width).sum(axis=-3))
-
-
-def _unbroadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
-    padded = (1,) * (array.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
-    return np.asarray(array.sum(axis=axes, keepdims=True)).reshape(shape)
