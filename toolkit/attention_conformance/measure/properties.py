@@ -166,7 +166,7 @@ def again(question: Question, problem: Problem) -> Arrays:
 def merged(question: Question, problem: Problem) -> Arrays:
     """Pieces of the keys, merged by their logsumexp, in an order of its own."""
     subject = question.subject
-    if not subject.has_logsumexp:
+    if not subject.gives("logsumexp"):
         raise NotOffered("logsumexp")
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):

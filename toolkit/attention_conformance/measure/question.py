@@ -111,7 +111,7 @@ def truth_of(question: Question, problem: Problem) -> Truth:
     is_small = changed or (question.digits and size <= SMALL)
     if not is_small:
         wide = answer(dense_of(asked))
-        left_out = () if question.subject.has_weights else ("weights",)
+        left_out = () if question.subject.gives("weights") else ("weights",)
         arrays = {name: each for name, each in wide.arrays.items() if name not in left_out}
         return Truth({name: as_exact(each, wide.scales[name]) for name, each in arrays.items()}, wide.kappa)
     return _exact(asked)
