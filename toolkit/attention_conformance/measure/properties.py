@@ -20,7 +20,7 @@ from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.launch.watch import Touched
 from attention_conformance.measure.measures import compiled, result_of
 from attention_conformance.measure.question import Question
-from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.oracle.dense import answer, dense_of, products
 from attention_conformance.oracle.positions import passes
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem, Rule, rounded
@@ -217,15 +217,9 @@ def _check_backward(question: Question, problem: Problem) -> None:
     got = {
         name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **found}, backend).items()
     }
-    signs, key = cotangent.astype(np.float64), problem.arrays["key"].astype(np.float64)
-    d_weights = signs * (got["output"] != 0) / (1 - RATE)
+    d_weights = cotangent.astype(np.float64) * (got["output"] != 0) / (1 - RATE)
     d_scores = (d_weights - d_weights.mean(axis=-1, keepdims=True)) / KEYS
-    wanted = {
-        "query": d_scores @ key * KEYS**-0.5,
-        "key": np.zeros_like(key),
-        "value": np.swapaxes(got["output"], -1, -2) @ signs,
-    }
-    for name, each in wanted.items():
+    for name, each in products(dense_of(problem), got["output"], d_scores).items():
         error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
         if error > 2**-5:
             raise Touched(

@@ -28,7 +28,7 @@ from attention_conformance.mistakes.variants import (
     undivided,
     with_logsumexp,
 )
-from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
+from attention_conformance.oracle.dense import Answer, Dense, answer, products
 from attention_conformance.problem import NumpyArray
 
 ENDS = {"window-first": (1, -1), "window-last": (-1, 1), "length-last": (0, 1)}
@@ -182,20 +182,9 @@ def _recomputed(
         return None
     delta = (dense.cotangent * found["output"]).sum(axis=-1, keepdims=True)
     ds = d_scores(p, dense.cotangent @ np.swapaxes(dense.value, -1, -2), delta)
-    size = dense.changed(query=abs(dense.query), key=abs(dense.key), scale=abs(dense.scale))
-    sizes = _products(size.changed(cotangent=abs(dense.cotangent)), p, abs(ds))
+    sizes = products(dense.magnitudes, p, abs(ds))
     scales = {name: np.maximum(truth.scales[name], each) for name, each in sizes.items()}
-    return Answer(_products(dense, p, ds), lambda: (scales, truth.kappa))
-
-
-def _products(dense: Dense, p: NumpyArray, ds: NumpyArray) -> dict[str, NumpyArray]:
-    """The gradients that come from weights and the gradient of the scores."""
-    assert dense.cotangent is not None
-    return {
-        "query": dense.scale * (ds @ dense.key),
-        "key": grouped(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense),
-        "value": grouped(np.swapaxes(p, -1, -2) @ dense.cotangent, dense),
-    }
+    return Answer(products(dense, p, ds), lambda: (scales, truth.kappa))
 
 
 def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:

@@ -26,6 +26,7 @@ from attention_conformance.mistakes.variants import (
     Variant,
     cause,
     keys_left,
+    shifted_from,
     unscaled,
 )
 from attention_conformance.oracle.dense import Dense, answer, dense_of
@@ -51,6 +52,9 @@ MOST_UNITS = 3.0
 
 ALIKE = 0.02
 """How far ratios of weights that are right lie apart, in 16 bits."""
+
+SHARES: tuple[tuple[str, ...], ...] = (("key",), ("key", "value"), ("value",))
+"""Arrays whose rows may be read at the wrong place."""
 
 PARTS = (64, 128, 256, 512, 1024)
 """Keys in a block."""
@@ -126,7 +130,8 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     dense = dense_of(meant(problem, question.subject))
     weights = answer(dense).arrays["weights"][row].astype(np.float64)
     output = ask(problem)["output"][row].astype(np.float64)
-    if exact := next(filter(predicts, _multiples(dense, row, output)), None):
+    of_row = itertools.chain(_multiples(dense, row, output), _cuts(dense, row, output))
+    if exact := next(filter(predicts, of_row), None):
         return [exact]
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
@@ -215,16 +220,16 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
             yield cause("last-seen-key-lost", change=functools.partial(_last_lost, limit))
         for block, (which, at) in itertools.product((16, 32, 64, 128), (("first", 0), ("last", -1))):
             yield cause("skipped-blocks", block, which, block, change=_skipping(block, at))
-    if len(dense.key) > 1:
+    for names in SHARES if len(dense.key) > 1 else ():
         taken = within(np.arange(keys))[:, None]
-        first_page = {name: np.where(taken, (array := getattr(dense, name))[:1], array) for name in ("key", "value")}
+        first_page = {name: np.where(taken, (array := getattr(dense, name))[:1], array) for name in names}
         change = functools.partial(Dense.changed, **first_page)
         yield cause("keys-of-first-sample", first, last, keys, change=change)
     if abs(factor - 2) < 0.1:
         bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
         yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
     ends = dict.fromkeys([first, 2 ** max(first.bit_length() - 1, 0)]) if 0 < first < keys else ()
-    for end, names in itertools.product(ends, (("key",), ("key", "value"), ("value",))):
+    for end, names in itertools.product(ends, SHARES):
         again = {name: getattr(dense, name)[..., np.arange(keys) % end, :] for name in names}
         change = functools.partial(Dense.changed, **again)
         yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), end, change=change)
@@ -299,7 +304,7 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
         return
     key, value = dense.key[row[:2]][seen], dense.value[row[:2]][seen]
     zero, cap = np.zeros(len(key)), dense.softcap
-    added = {"bias": 0.0 if dense.bias is None else dense.bias, "alibi": dense.falls}
+    added = {"bias": 0.0 if dense.bias is None else dense.bias, "alibi": dense.changed(bias=None).added}
     parts = {"scale": dense.scale * (key @ dense.query[row])}
     parts |= {name: np.broadcast_to(part, dense.through.shape)[row][seen] for name, part in added.items()}
     if dense.sinks is not None:
@@ -322,3 +327,26 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
             factors, step = factor * 2.0 ** np.linspace(-step, step, 17), step / 8
         more = {name: factor * getattr(dense, name)}
         yield cause(f"other-{name}", factor, change=functools.partial(Dense.changed, **more))
+
+
+def _cuts(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Variant]:
+    """What a row is where its scores lack the last channels, or where it sees the keys up to another."""
+    if dense.softcap is not None or dense.sinks is not None or not np.isfinite(got).all():
+        return
+    terms, value = dense.scale * dense.query[row] * dense.key[row[:2]], dense.value[row[:2]]
+    added = np.broadcast_to(dense.added, dense.through.shape)[row]
+    scores = terms.cumsum(axis=-1).T + added  # with the channels up to each
+
+    def nearest(outputs: NumpyArray) -> int:
+        return int(np.nan_to_num(((outputs - got) ** 2).sum(axis=-1), nan=np.inf).argmin())
+
+    with np.errstate(all="ignore"):
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        seen, unseen = powers * dense.through[row], powers[-1] * dense.changed(causal=None).through[row]
+        kept = 1 + nearest(seen @ value / seen.sum(axis=-1, keepdims=True))
+        last = nearest((unseen[:, None] * value).cumsum(axis=0) / unseen.cumsum()[:, None])
+    short = np.where(np.arange(len(scores)) < kept, dense.query, 0)
+    yield cause("lost-channels", kept, len(scores), change=functools.partial(Dense.changed, query=short))
+    shift = 0 if dense.causal is None else last - row[2] - dense.causal
+    for start in (0, *2 ** np.arange(row[2].bit_length())) if shift else ():
+        yield cause("shifted-causality", start, shift, change=shifted_from(shift, start))

@@ -48,7 +48,7 @@ class Dense:
     scale: float
     softcap: float | None
     group_size: int
-    cotangent: NumpyArray | None = None
+    cotangent: Any = None
     alibi: NumpyArray | None = None
     uniform: NumpyArray | None = None
 
@@ -58,10 +58,11 @@ class Dense:
         return np.arange(self.query.shape[-2])[:, None], np.arange(self.key.shape[-2])[None, :]
 
     @property
-    def falls(self) -> Any:
-        """What is added to the scores by distance."""
+    def added(self) -> Any:
+        """What is added to the scores: the bias, and what ALiBi takes off by distance."""
         rows, columns = self.positions
-        return 0.0 if self.alibi is None else -self.alibi[:, None, None] * abs(columns - rows)
+        falls = 0.0 if self.alibi is None else -self.alibi[:, None, None] * abs(columns - rows)
+        return falls if self.bias is None else _finite(self.bias) + falls
 
     @property
     def through(self) -> NumpyArray:
@@ -80,6 +81,12 @@ class Dense:
     def hiding(self, through: NumpyArray) -> Dense:
         """The same with a further mask."""
         return self.changed(mask=through if self.mask is None else self.mask & through)
+
+    @property
+    def magnitudes(self) -> Dense:
+        """The same of the magnitudes of its numbers, from which the scales of the gradients come."""
+        names = ("query", "key", "value", "scale", "cotangent")
+        return self.changed(**{name: abs(getattr(self, name)) for name in names})
 
     def scored(self, scores: NumpyArray) -> Dense:
         """The same with other scores in place of the capped ones."""
@@ -182,9 +189,7 @@ def _weights(dense: Dense) -> _Weights:
     if dense.softcap is not None:
         fraction = np.tanh(scores / dense.softcap)
         scores, derivative = dense.softcap * fraction, 1 - fraction**2
-    if dense.bias is not None:
-        scores = scores + _finite(dense.bias)
-    scores, attended = scores + dense.falls, through
+    scores, attended = scores + dense.added, through
     if dense.uniform is not None:
         through, scores = through | dense.uniform, np.where(dense.uniform, 0, scores)
     scores = np.where(through, scores, -np.inf)
@@ -215,7 +220,7 @@ def _kappas(dense: Dense, through: NumpyArray) -> NumpyArray:
     """The largest magnitude of the scores of each row (..., M)."""
     query, key = abs(_finite(dense.query)), abs(_finite(dense.key))
     size = abs(dense.scale) * (query @ np.swapaxes(key, -1, -2))
-    size = size + abs(dense.falls) if dense.bias is None else size + abs(_finite(dense.bias) + dense.falls)
+    size = size + abs(dense.added)
     kappas = np.where(through, size, 0).max(axis=-1, initial=0.0)
     return np.asarray(kappas if dense.sinks is None else np.maximum(kappas, abs(dense.sinks[:, None])))
 
@@ -247,25 +252,18 @@ def _forward(dense: Dense) -> Answer:
 
 
 def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
-    found, d_output = _weights(dense), dense.cotangent
-    assert d_output is not None
-    query, key, value = (_finite(each) for each in (dense.query, dense.key, dense.value))
-    weights = found.weights
+    found = _weights(dense)
+    weights, shape = found.weights, (dense.query.shape[-3], 1, 1)
+    finite = dense.changed(**{name: _finite(getattr(dense, name)) for name in ("query", "key", "value")})
 
-    def through_softmax(cotangent: NumpyArray, values: NumpyArray, sign: float) -> tuple[NumpyArray, NumpyArray]:
-        d_weights = cotangent @ np.swapaxes(values, -1, -2)
+    def through_softmax(of: Dense, sign: float) -> tuple[NumpyArray, NumpyArray]:
+        d_weights = of.cotangent @ np.swapaxes(of.value, -1, -2)
         mean = (weights * d_weights).sum(axis=-1, keepdims=True)
         return weights * (d_weights + sign * mean), mean
 
-    d_scores, mean = through_softmax(d_output, value, -1.0)
-    d_scores, transposed = share * d_scores, np.swapaxes(share * weights, -1, -2)
-    steep = d_scores * found.derivative
-    arrays = {
-        "query": dense.scale * (steep @ key),
-        "key": grouped(dense.scale * (np.swapaxes(steep, -1, -2) @ query), dense),
-        "value": grouped(transposed @ d_output, dense),
-    }
-    shape = (query.shape[-3], 1, 1)
+    d_scores, mean = through_softmax(finite, -1.0)
+    d_scores = share * d_scores
+    arrays = products(finite, share * weights, d_scores * found.derivative)
     if dense.bias is not None:
         arrays["bias"] = summed(d_scores, dense.bias.shape)
     if dense.sinks is not None:
@@ -273,13 +271,8 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
-        size, size_mean = through_softmax(abs(d_output), abs(value), 1.0)
-        factor = abs(dense.scale)
-        scales = {
-            "query": factor * (size @ abs(key)),
-            "key": grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
-            "value": grouped(transposed @ abs(d_output), dense),
-        }
+        size, size_mean = through_softmax(finite.magnitudes, 1.0)
+        scales = products(finite.magnitudes, share * weights, size)
         if dense.bias is not None:
             scales["bias"] = summed(size, dense.bias.shape)
         if dense.sinks is not None:
@@ -293,6 +286,15 @@ def gradient_of(dense: Dense, share: NumpyArray) -> dict[str, NumpyArray]:
     """What some pairs of a query and a key add to the gradients, by their share of each pair."""
     with np.errstate(all="ignore"):
         return _gradients(dense, share).arrays
+
+
+def products(dense: Dense, weights: NumpyArray, d_scores: NumpyArray) -> dict[str, NumpyArray]:
+    """The gradients that come from weights and the gradient of the scores."""
+    return {
+        "query": dense.scale * (d_scores @ dense.key),
+        "key": grouped(dense.scale * (np.swapaxes(d_scores, -1, -2) @ dense.query), dense),
+        "value": grouped(np.swapaxes(weights, -1, -2) @ dense.cotangent, dense),
+    }
 
 
 def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
