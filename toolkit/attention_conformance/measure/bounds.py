@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from attention_conformance.cases.case import probability
 from attention_conformance.measure.implementations import bound_of
 from attention_conformance.measure.profiles import bound_for, of_narrow_weights
-from attention_conformance.measure.question import Question, Truth
+from attention_conformance.measure.question import Question
 from attention_conformance.measure.where import Extent, located
-from attention_conformance.oracle.attention import Exact
+from attention_conformance.oracle.attention import Exact, Truth
 from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.problem import NumpyArray, Problem
 

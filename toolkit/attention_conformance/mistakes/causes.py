@@ -112,7 +112,7 @@ class Variants:
         nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
         reach = reached(dense)
         others = [each for variant in CONVENTIONS if (each := self.of(variant)) and set(got) <= set(each.arrays)]
-        for expected in (truth, *(_exact(each, got) for each in others)):  # which a leak may come on top of
+        for expected in (truth, *(each.exact(got) for each in others)):  # which a leak may come on top of
             mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             measured = bounds.measure(mended, expected)
@@ -139,7 +139,7 @@ class Variants:
             """Note whether an answer is the one that was got: everywhere, or in all rows that are wrong."""
             if other is None or wrong not in other.arrays:
                 return
-            expected, truth = _exact(other, got), bounds.truth.arrays
+            expected, truth = other.exact(got), bounds.truth.arrays
             here = {name: _joined(rows[name], each, truth[name]) for name, each in expected.items() if name in rows}
             near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
             if (variant is FINITE and near.measure(got, truth).passes) or not near.measure(got, here).passes:
@@ -216,7 +216,7 @@ class Variants:
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
         other = self.of(variant)
-        return other is not None and bounds.measure(got, _exact(other, got)).passes
+        return other is not None and bounds.measure(got, other.exact(got)).passes
 
     def fills_empty(self, problem: Problem, ask: Ask | None) -> bool:
         """Whether the output of fully masked rows is a convention, by a call without gradients."""
@@ -263,7 +263,7 @@ class Variants:
         question, found = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
             other = answer(dense_of(meant(problem, question.subject)))
-            found += [variant] * bounds.measure(got, _exact(other, got)).passes
+            found += [variant] * bounds.measure(got, other.exact(got)).passes
         return found
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
@@ -280,11 +280,6 @@ class Variants:
                 expected["output"] = exact._replace(scale=scale)
         is_narrow = wrong in expected and bounds.question.dtype in NARROW
         return is_narrow and bounds.measure(got, expected).error <= allowed
-
-
-def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
-    """An answer, as far as a result has it."""
-    return {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
 
 
 def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:

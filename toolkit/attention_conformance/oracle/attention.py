@@ -44,20 +44,16 @@ class Truth:
 
     Attributes
     ----------
-    output : Exact, shape (..., H, M, E)
-        The scale is :math:`S_{ie} = \sum_j p_{ij} |v_{je}|`.
-    weights : Exact, shape (..., H, M, N)
-        Before dropout; the scale is the weight itself.
-    logsumexp : Exact, shape (..., H, M)
-        The scale is :math:`1 + \kappa_i`.
+    arrays : dict of str to Exact
+        By name. Of ``output``, (..., H, M, E), the scale is :math:`S_{ie} = \sum_j p_{ij} |v_{je}|`. That of
+        ``weights``, (..., H, M, N), before dropout, is the weight itself, and that of ``logsumexp``, (..., H, M), is
+        :math:`1 + \kappa_i`. Gradients go by the names of the arguments.
     kappa : float
         The largest :math:`\kappa_i = \max_j |f'| \sigma \sum_d |q_{id} k_{jd}| + |f - f' s| + |b_{ij}|` over the keys
         that are attended to, and the sink.
     """
 
-    output: Exact
-    weights: Exact
-    logsumexp: Exact
+    arrays: dict[str, Exact]
     kappa: float
 
 
@@ -100,12 +96,12 @@ def attention(problem: Problem) -> Truth:
         weights = [row.weights for *_, row in found]
         width = problem.arrays["value"].shape[-1]
         kappas = [row.kappa for *_, row in found]
-        return Truth(
-            exact([mean for mean, _ in mixed], [size for _, size in mixed], (*shape, width)),
-            exact(weights, weights, (*shape, columns)),
-            exact([row.logsumexp for *_, row in found], [ONE + kappa for kappa in kappas], shape),
-            float(max(kappas, default=ZERO)),
-        )
+        arrays = {
+            "output": exact([mean for mean, _ in mixed], [size for _, size in mixed], (*shape, width)),
+            "weights": exact(weights, weights, (*shape, columns)),
+            "logsumexp": exact([row.logsumexp for *_, row in found], [ONE + kappa for kappa in kappas], shape),
+        }
+        return Truth(arrays, float(max(kappas, default=ZERO)))
 
 
 def heads(problem: Problem) -> Iterator[Head]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -118,6 +118,10 @@ class Answer:
     def kappa(self) -> float:
         """The largest magnitude of a score."""
         return self.sizes()[1]
+
+    def exact(self, names: Container[str]) -> dict[str, Exact]:
+        """The arrays of these names, as far as there are such."""
+        return {name: as_exact(each, self.scales[name]) for name, each in self.arrays.items() if name in names}
 
     def of(self, **arrays: NumpyArray) -> Answer:
         """Other arrays, with the same scales of errors."""

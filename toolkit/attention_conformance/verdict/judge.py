@@ -28,7 +28,7 @@ from attention_conformance.measure.kinds import kinds_of
 from attention_conformance.measure.measures import MEASURES, drawn, plain, result_of, variables
 from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
-from attention_conformance.measure.question import Question, Truth, truth_of
+from attention_conformance.measure.question import Question, truth_of
 from attention_conformance.mistakes.causes import Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
@@ -48,6 +48,7 @@ from attention_conformance.mistakes.variants import (
     Variant,
     cause,
 )
+from attention_conformance.oracle.attention import Truth
 from attention_conformance.problem import NARROW, NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
