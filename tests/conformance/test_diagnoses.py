@@ -111,7 +111,8 @@ SLIPS = [
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
     "keys-of-first-sample", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
-    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores", "equal-parts", "operands-of-8-bits",
+    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores", "equal-parts", "operands-of-8-bits", "lost-channels",
+    "shifted-causality", "windowed",
 ]  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             key, value = (np.where((columns < 9)[:, None], each[:1], each) for each in (key, value))
         if slip == "value-rows-by-key-width" and value.shape[-1] > width:
             value = value.reshape(*value.shape[:2], -1)[..., columns[:, None] * width + np.arange(value.shape[-1])]
-        width = 64 if slip == "width-from-64-lost" else width
+        width = {"width-from-64-lost": 64, "lost-channels": 21}.get(slip, width)
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
         scale = np.float32((-(-width // 32) * 32) ** -0.5) if slip == "scale-of-padded-width" else scale
         scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
@@ -137,6 +138,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             "causality-by-blocks-of-32": columns // 32 <= rows // 32,
             "causality-of-first-query": columns <= 0 * rows,
             "causality-anew-at-32": columns <= rows % 32,
+            "shifted-causality": columns <= rows + 2 * (rows >= 16),
+            "windowed": (columns <= rows) & (columns > rows - 9),
         }
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         if mask is not None:

@@ -128,8 +128,7 @@ def test_what_predicts_the_wrong_numbers_is_told_before_what_fits_more_of_them()
     assert grouped([*(replace(each, rejected=("zeros",)) for each in wrong), exact])[1] == [exact]
     likely = [replace(each, variant="mask-of-another") for each in wrong[:2]]
     assert grouped([*wrong, *likely])[0] == likely
-    inexact = [replace(each, variant="inexact") for each in wrong * 3]
-    assert grouped([*inexact, exact, exact])[0] == [exact, exact]
+    assert grouped([*(replace(each, variant="inexact") for each in wrong * 3), exact, exact])[0] == [exact, exact]
 
 
 def test_a_kernel_without_a_scale_is_not_asked_about_one_array_for_query_and_key():

@@ -31,7 +31,7 @@ def differences(drawn: Drawn, problem: Problem, truth: Truth, found: dict[str, n
         "weights": weights * bound[..., None] + 0.51 * spacing(weights, drawn.dtype) + smallest,
         "logsumexp": bound + EPSILON[drawn.wide] * of_sum,
     }
-    return {name: worst(each, getattr(truth, name), allowed[name]) for name, each in found.items()}
+    return {name: worst(each, truth.arrays[name], allowed[name]) for name, each in found.items()}
 
 
 def largest(array: np.ndarray, drawn: Drawn, axis: int | tuple[int, ...]) -> np.ndarray:

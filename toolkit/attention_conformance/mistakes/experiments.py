@@ -330,7 +330,7 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
 
 
 def _cuts(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Variant]:
-    """What a row is where its scores lack the last channels, or where it sees the keys up to another."""
+    """What a row is where its scores lack the last channels, or where it sees the keys from another on, or up to it."""
     if dense.softcap is not None or dense.sinks is not None or not np.isfinite(got).all():
         return
     terms, value = dense.scale * dense.query[row] * dense.key[row[:2]], dense.value[row[:2]]
@@ -345,6 +345,9 @@ def _cuts(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Varia
         seen, unseen = powers * dense.through[row], powers[-1] * dense.changed(causal=None).through[row]
         kept = 1 + nearest(seen @ value / seen.sum(axis=-1, keepdims=True))
         last = nearest((unseen[:, None] * value).cumsum(axis=0) / unseen.cumsum()[:, None])
+        first = nearest((seen[-1, ::-1, None] * value[::-1]).cumsum(axis=0)[::-1] / seen[-1, ::-1].cumsum()[::-1, None])
+    width, (rows, columns) = row[2] - first + 1, dense.positions
+    yield cause("windowed", width, change=functools.partial(Dense.hiding, through=columns > rows - width))
     short = np.where(np.arange(len(scores)) < kept, dense.query, 0)
     yield cause("lost-channels", kept, len(scores), change=functools.partial(Dense.changed, query=short))
     shift = 0 if dense.causal is None else last - row[2] - dense.causal
