@@ -111,8 +111,7 @@ SLIPS = [
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
     "keys-of-first-sample", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
-    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores", "equal-parts", "operands-of-8-bits", "lost-channels",
-    "shifted-causality", "windowed",
+    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores", "operands-of-8-bits", "lost-channels", "shifted-causality", "windowed",
 ]  # fmt: skip
 
 
@@ -165,9 +164,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         powers = powers ** (1 + 0.3 * (columns >= 16)) if slip == "unequal-scores" else powers
         powers = np.where(seen[..., :1], powers, np.nan) if slip == "nan-of-hidden-block" else powers
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
-        join, size = {"unscaled-parts": (np.maximum, 64), "equal-parts": (np.add, 128)}.get(slip, (None, 1))
-        if join:
-            tops = join.reduceat(np.where(seen, powers, 0), columns[::size], axis=-1)[..., columns // size]
+        if slip == "unscaled-parts":
+            tops = np.maximum.reduceat(np.where(seen, powers, 0), columns[::64], axis=-1)[..., columns // 64]
             powers = powers / np.where(tops > 0, tops, 1)
         total = powers.sum(axis=axis, keepdims=True)
         more = 1 + -columns.size % 32 if slip == "keys-of-score-0" else 0  # a sink of 0, and padding
