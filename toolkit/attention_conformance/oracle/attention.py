@@ -116,9 +116,9 @@ def heads(problem: Problem) -> Iterator[Head]:
     numbers = (arrays["query"], shared["key"], shared["value"], np.broadcast_to(arrays.get("bias", np.zeros(())), full))
     through, keep_scale = allowed(problem), _keep_scale(problem, full)
     matrices = (
-        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(_decimals, numbers), through, keep_scale)
+        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(decimals, numbers), through, keep_scale)
     )
-    sinks = _decimals(arrays["sinks"]) if "sinks" in arrays else None
+    sinks = decimals(arrays["sinks"]) if "sinks" in arrays else None
     for (*entry, head), q, k, v, b, t, g in zip(np.ndindex(*full[:-2]), *matrices, strict=True):
         change = functools.partial(changed, problem, tuple(entry), head)
         sink = None if sinks is None else sinks[head]
@@ -187,7 +187,7 @@ def _keep_scale(problem: Problem, full: tuple[int, ...]) -> NumpyArray:
     return _choose(keep_pattern(dropout, full), ONE / (ONE - Decimal(dropout.rate)), ZERO)
 
 
-def _decimals(array: NumpyArray) -> NumpyArray:
+def decimals(array: NumpyArray) -> NumpyArray:
     """The same numbers, exactly, as decimal ones."""
     return np.array(np.frompyfunc(Decimal, 1, 1)(array.astype(np.float64).astype(object)), dtype=object)
 
@@ -207,7 +207,7 @@ def exact(
     flat = np.array(numbers, dtype=object).reshape(shape)
     high = flat.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        rest = flat - _decimals(high)
+        rest = flat - decimals(high)
     low = _choose(np.isfinite(high), rest, ZERO).astype(np.float64)
     return Exact(high, low, np.array(scales, dtype=object).reshape(shape).astype(np.float64))
 

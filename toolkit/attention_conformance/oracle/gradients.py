@@ -23,7 +23,7 @@ import math
 
 import numpy as np
 
-from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan, summed
+from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, decimals, exact, heads, scan, summed
 from attention_conformance.problem import NumpyArray, Problem
 
 Parts = dict[str, NumpyArray]
@@ -35,9 +35,7 @@ def gradients(problem: Problem) -> dict[str, Exact]:
         raise ValueError("expected a problem with a cotangent; got none")
     leading, count, *_ = problem.sizes
     with decimal.localcontext(CONTEXT):
-        to_decimal = np.frompyfunc(decimal.Decimal, 1, 1)
-        cotangents = to_decimal(problem.cotangent.astype(np.float64).astype(object))
-        cotangents = cotangents.reshape(math.prod((*leading, count)), *problem.cotangent.shape[-2:])
+        cotangents = decimals(problem.cotangent).reshape(math.prod((*leading, count)), *problem.cotangent.shape[-2:])
         found = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
         if not found:
             return {name: Exact(*[np.zeros(problem.arrays[name].shape)] * 3) for name in problem.variables}
