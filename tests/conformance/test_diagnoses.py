@@ -55,11 +55,6 @@ def test_a_cache_by_shape_is_told_by_the_array_that_it_keeps():
     assert verdict_of(Subject(attention, **PLAIN), "shape-33x33-plain-again") == ("silently wrong", "former-key")
 
 
-def test_a_fault_without_state_is_no_answer_to_the_call_before():
-    subject = Subject(lambda query, key, value: planted.attention(query, key, value)[::-1], **PLAIN)
-    assert verdict_of(subject, "shape-33x33-plain-again") == ("silently wrong", "answer-of-another")
-
-
 def test_arrays_that_are_read_without_their_strides_are_told():
     def attention(query, key, value):
         if not value.flags.c_contiguous:

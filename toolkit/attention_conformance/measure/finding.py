@@ -192,14 +192,14 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     What small calls found about all of a subject comes before its cases. That state or threads matter comes before
     other causes, as these may be guesses at what they do. A cause that fails to predict more than half as many wrong
     numbers as it predicts comes after others. So does what several calls disagree in, and inexact arithmetic, where
-    another cause predicts the numbers of an eighth as many calls. Of others, what many cases show comes first, where a case
-    counts several times whose numbers the cause predicts.
+    another cause predicts the numbers of an eighth as many calls. Of others, what many cases show comes first, where a
+    case counts several times whose numbers the cause predicts.
     """
     findings = list(findings)
     of_wrong = [each for each in findings if each.verdict in WRONG]
     predicted = Counter(name for each in of_wrong for name in each.equals)
     unlike = Counter(name for each in of_wrong for name in each.rejected)
-    most = max(predicted.values(), default=0)
+    most = max((count for name, count in predicted.items() if 2 * unlike[name] <= count), default=0)
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line

@@ -205,14 +205,13 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     may_ask = question.causes and question.library is None and question.is_trusted
     is_wide_right = question.narrow_is_habit and not may_ask
     equal = variants.former(got, bounds)
-    if may_ask:
+    if may_ask and not equal:
         simpler, setting, is_wide_right = simplest(question, judged)
-        if simpler is not None and (simpler.equals or not equal):  # which contradicts that a call before matters
+        if simpler is not None:
             names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
             is_convention = simpler.verdict == CONVENTION and bool(simpler.variant)
             return replace(found, **names, verdict=CONVENTION if is_convention else found.verdict)
-        is_wide_right = is_wide_right and not equal
-        equal = equal or ([] if setting is None else [setting])
+        equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW:
         if may_ask and has_narrow_sums(question, judged):
             equal = [cause("narrow-sums")]
