@@ -144,7 +144,7 @@ def made(group: str, name: str) -> Made:
     case, asked, bits = (hashed if group == BITS else drawn_case)(name)
     problem = in_full(asked)
     truth = attention(problem)
-    results = {"output": truth.output, "logsumexp": truth.logsumexp}
+    results = {"output": truth.arrays["output"], "logsumexp": truth.arrays["logsumexp"]}
     if problem.cotangent is not None:
         results |= {f"d_{each}": exact for each, exact in gradients(problem).items()}
     arrays = {name: each if each.dtype == bool else each.astype("float32") for name, each in problem.arrays.items()}

@@ -92,11 +92,9 @@ def test_the_core_passes_every_case_on_numpy(implementation):
 def test_an_output_that_changes_when_weights_are_asked_for_is_found():
     def inclined(query, key, value, /, **options):
         result = core(query, key, value, **options)
-        return (
-            result._replace(output=np.nextafter(result.output, np.float32(9)))
-            if options.get("return_weights")
-            else result
-        )
+        if options.get("return_weights"):
+            return result._replace(output=np.nextafter(result.output, np.float32(9)))
+        return result
 
     got = outcomes(inclined, *names_of(6))
     assert got == {"weights": True, "weights-change-nothing": False, "weights-change-nothing-unmasked": False}

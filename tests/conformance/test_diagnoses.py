@@ -3,6 +3,7 @@
 import functools
 import re
 
+import ml_dtypes
 import numpy as np
 import planted_kernels as planted
 import pytest
@@ -105,7 +106,7 @@ SLIPS = [
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
     "keys-of-first-sample", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
-    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores",
+    "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores", "operands-of-8-bits", "lost-channels", "shifted-causality", "windowed",
 ]  # fmt: skip
 
 
@@ -115,12 +116,14 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         width, scale = query.shape[-1], np.float32(query.shape[-1] ** -0.5)
         rows, columns = np.arange(query.shape[-2])[:, None], np.arange(key.shape[-2])
         key, value = (value, key) if slip == "key-and-value-swapped" else (key, value)
+        kind = ml_dtypes.bfloat16 if slip == "operands-of-8-bits" else np.float32
+        query, key, value = (each.astype(kind).astype(np.float32) for each in (query, key, value))
         key = key[..., columns % 24, :] if slip == "wrapped-offset" else key
         if slip == "keys-of-first-sample":
             key, value = (np.where((columns < 9)[:, None], each[:1], each) for each in (key, value))
         if slip == "value-rows-by-key-width" and value.shape[-1] > width:
             value = value.reshape(*value.shape[:2], -1)[..., columns[:, None] * width + np.arange(value.shape[-1])]
-        width = 64 if slip == "width-from-64-lost" else width
+        width = {"width-from-64-lost": 64, "lost-channels": 21}.get(slip, width)
         scale = scale / np.float32(np.log(2)) if slip == "powers-of-e" else scale
         scale = np.float32((-(-width // 32) * 32) ** -0.5) if slip == "scale-of-padded-width" else scale
         scores = scale * query[..., :width] @ np.swapaxes(key[..., :width], -1, -2)
@@ -129,6 +132,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
             "causality-by-blocks-of-32": columns // 32 <= rows // 32,
             "causality-of-first-query": columns <= 0 * rows,
             "causality-anew-at-32": columns <= rows % 32,
+            "shifted-causality": columns <= rows + 2 * (rows >= 16),
+            "windowed": (columns <= rows) & (columns > rows - 9),
         }
         seen = seen.get(slip, columns <= rows) if is_causal else columns >= 0
         if mask is not None:
@@ -279,7 +284,7 @@ def test_windows_and_alibi_of_a_kernel_s_own_keywords_are_checked():
     assert verdicts[flash] == {("right", "")}
     assert verdicts[one_key_less] == {("silently wrong", "window-first-key-less"), lacks}
     assert verdicts[one_number] == {lacks}
-    assert verdicts[added] == {("silently wrong", "negated-bias"), lacks}
+    assert verdicts[added] == {("silently wrong", "other-alibi"), lacks}
 
 
 def test_a_window_counts_from_either_corner_and_from_no_other():

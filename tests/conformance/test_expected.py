@@ -11,7 +11,7 @@ from attention_conformance import Finding
 from attention_conformance.measure.catalogue import subject_cases
 from attention_conformance.measure.kinds import NAMES as KINDS
 from attention_conformance.mistakes.diagnoses import DIAGNOSES
-from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW, SPREAD
+from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW_SCORES, SPREAD
 from attention_conformance.named import named_cases
 from attention_conformance.verdict.expected import SHIPPED, Origin, met, read_expected, unmatched
 from attention_workers.machine import machine
@@ -19,7 +19,7 @@ from survey.presets import PRESETS
 
 CASES = {case.name: set(case.dtypes) for case in subject_cases()}
 NAMES = {*CASES, *(f"kind: {kind}" for kind in KINDS)}
-VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, NARROW, SPREAD))}
+VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, NARROW_SCORES, SPREAD))}
 LINKS = {"", *(each.url for each in named_cases())}
 
 

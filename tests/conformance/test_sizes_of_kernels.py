@@ -35,6 +35,7 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
         is_split = fault == "a sink for each half" and key.shape[-2] > 512
         count = -(-key.shape[-2] // 64) if fault == "a sink for each block" else 1 + is_split
         sink = np.broadcast_to(of_heads[:, None, None], (*scores.shape[:-1], 1))
+        sink = sink + scores.max(axis=-1, keepdims=True) * (fault == "sink beyond the maximum")
         scores = np.concatenate([scores, *[sink] * count], axis=-1).astype(query.dtype)
     if fault == "old scores":  # stay where the last block has no key
         scores = np.concatenate([scores, scores[..., key.shape[-2] - 64 : key.shape[-2] // 64 * 64]], axis=-1)
@@ -45,7 +46,7 @@ def capped(query, key, value, is_causal=False, softcap=None, sinks=None, *, faul
 FAULTS = {
     "softcap of the first block": ("softcap-130", ""), "mask before softcap": ("softcap-130", "softcap-after-mask"), "no softcap of many keys": ("softcap-65x1025", "no-softcap"),
     "sinks of key heads": ("sinks-grouped-130", "sinks-of-others"), "a sink for each block": ("sinks-grouped-130", ""),
-    "a sink for each half": ("sinks-1x1100", "sink-twice"), "old scores": ("shape-65x130-plain", "other-sum"),
+    "a sink for each half": ("sinks-1x1100", "sink-twice"), "sink beyond the maximum": ("sinks-1x1100", "sink-beyond-maximum"), "old scores": ("shape-65x130-plain", "other-sum"),
 }  # fmt: skip
 
 

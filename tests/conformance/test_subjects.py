@@ -332,7 +332,7 @@ def test_the_wide_reference_is_that_of_50_digits():
         if name == "attended-inf-value":
             problem.arrays["value"][..., :2, 0] = [math.inf, -math.inf]
         wide = answer(dense_of(problem))
-        exact = gradients(problem) if problem.cotangent is not None else vars(attention(problem))
+        exact = gradients(problem) if problem.cotangent is not None else attention(problem).arrays
         for result, array in wide.arrays.items():
             error, where = worst_error(array.astype(np.float64), exact[result], "float64")
             assert error < 64, (name, result, where)

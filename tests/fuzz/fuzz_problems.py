@@ -241,7 +241,7 @@ def relative_bound(drawn: Drawn, truth: Truth) -> np.ndarray:
 
 def kappas(truth: Truth) -> np.ndarray:
     """The magnitude of the scores of each row."""
-    return truth.logsumexp.scale - 1
+    return truth.arrays["logsumexp"].scale - 1
 
 
 # Strategies

@@ -21,17 +21,17 @@ def differences(drawn: Drawn, problem: Problem, truth: Truth, found: dict[str, n
     bound = relative_bound(drawn, truth)
     values = largest(problem.arrays["value"], drawn, axis=-2)
     lost = TINY[drawn.wide] * 4 * (drawn.keys + 1) * (1 + values)
-    size, weights = truth.output.scale, truth.weights.high
+    size, weights = truth.arrays["output"].scale, truth.arrays["weights"].high
     smallest = TINY[drawn.wide] * 4
     if drawn.is_exact:
         bound = bound * 2.0**-12
-    of_sum = 2 + 2 * kappas(truth) + abs(np.nan_to_num(truth.logsumexp.high, neginf=0))
+    of_sum = 2 + 2 * kappas(truth) + abs(np.nan_to_num(truth.arrays["logsumexp"].high, neginf=0))
     allowed = {
         "output": size * bound[..., None] + 0.51 * spacing(size, drawn.dtype) + lost,
         "weights": weights * bound[..., None] + 0.51 * spacing(weights, drawn.dtype) + smallest,
         "logsumexp": bound + EPSILON[drawn.wide] * of_sum,
     }
-    return {name: worst(each, getattr(truth, name), allowed[name]) for name, each in found.items()}
+    return {name: worst(each, truth.arrays[name], allowed[name]) for name, each in found.items()}
 
 
 def largest(array: np.ndarray, drawn: Drawn, axis: int | tuple[int, ...]) -> np.ndarray:
@@ -59,7 +59,7 @@ def check(drawn: Drawn, backend: Any) -> None:
     assert ("weights" in found) == ("return_weights" in problem.options)
     shares = differences(drawn, problem, truth, found)
     assert max(shares.values()) <= 1, shares
-    masked = ~truth.weights.high.any(axis=-1)
+    masked = ~truth.arrays["weights"].high.any(axis=-1)
     assert not found["output"][masked].astype(float).any(), "a fully masked row is not 0"
 
 

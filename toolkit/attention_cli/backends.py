@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from attention_cli.terminal import Many, check_known, console, refusal
 from attention_conformance.launch.libraries import dtypes_of, quiet_start
-from attention_core.backend import Backend, announced_backends, available_backends, get_backend
+from attention_core.backend import announced_backends, available_backends, get_backend
 
 if TYPE_CHECKING:
     from attention_cli.app import Backends
@@ -18,11 +17,13 @@ if TYPE_CHECKING:
 def backends(_: Backends, /) -> None:
     """List backends: versions, devices, floating-point types and modes."""
     table = Table("backend", "versions", "devices", "dtypes", "modes", header_style="bold")
-    for name in announced_backends() or [get_backend("numpy").name]:  # which raises, and says why there are none
+    chosen_backends([])  # which raises, and says why, where there are none
+    for name in announced_backends():
         if name not in available_backends():
             table.add_row(name, f"not installed: {_install(name)}", "", "", "", style="dim")
             continue
-        (backend,) = load([name])
+        with quiet_start():
+            backend = get_backend(name)
         versions = "\n".join(f"{library} {number}" for library, number in backend.versions().items())
         columns = ("\n".join(lines) for lines in (backend.devices(), dtypes_of(backend), backend.modes))
         table.add_row(name, versions, *columns)
@@ -35,12 +36,6 @@ def chosen_backends(names: Many) -> list[str]:
     if missing := [name for name in names or () if name not in available_backends()]:
         raise refusal(f"backend {missing[0]} is not installed: {_install(missing[0])}")
     return [name for name in available_backends() if not names or name in names]
-
-
-def load(names: Iterable[str]) -> list[Backend]:
-    """Backends, without what their libraries print when they start."""
-    with quiet_start():
-        return [get_backend(name) for name in names]
 
 
 def _install(name: str) -> str:

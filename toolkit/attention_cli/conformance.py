@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from attention_cli.backends import chosen_backends, load
+from attention_cli.backends import chosen_backends
 from attention_cli.progress import followed
 from attention_cli.terminal import Many, check_file, check_known, console, refusal, refusing
 from attention_conformance.cases import CASES
 from attention_conformance.cases.case import Case
 from attention_conformance.golden import identical as bits
 from attention_conformance.hashes import published, published_model
-from attention_conformance.launch.libraries import devices_of
+from attention_conformance.launch.libraries import devices_of, quiet_start
 from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.implementations import IMPLEMENTATIONS
 from attention_conformance.measure.messages import Described, Message
@@ -32,6 +32,7 @@ from attention_conformance.problem import DTYPES
 from attention_conformance.processes import Order
 from attention_conformance.written import report
 from attention_conformance.written.summary import summary, write_findings
+from attention_core.backend import get_backend
 from attention_numpy.trees import devices_of_kind
 from attention_workers import carried_out
 from attention_workers.machine import available_threads, environment
@@ -186,7 +187,8 @@ def check_places(names: Iterable[str], devices: Many, modes: Many) -> Many:
     """Refuse devices and modes that no backend has; return the devices, with all of a kind such as cuda."""
     if not (devices or modes):  # only the libraries know which there are
         return devices
-    loaded = load(names)
+    with quiet_start():
+        loaded = [get_backend(name) for name in names]
     known = dict.fromkeys(each for backend in loaded for each in devices_of(backend))
     devices = [
         name for each in devices or () for name in ([each] if each in known else devices_of_kind(each, known) or [each])

@@ -14,6 +14,9 @@ NumpyArray: TypeAlias = np.ndarray[Any, Any]
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 """The floating-point types of the contract, narrow ones first."""
 
+NARROW, WIDE = DTYPES[:2], DTYPES[2:]
+"""Those of 16 bits, and the others."""
+
 
 @dataclass(frozen=True)
 class Seed:

@@ -238,7 +238,7 @@ def _varied(question: Question, variation: Variation) -> Arrays:
         return merged(question, replace(variation.problem, pieces=()))
     if variation.problem.memory and backend.name not in ("numpy", "torch"):
         raise NotOffered("strides")
-    if variation.problem.options.get("return_logsumexp") and not subject.has_logsumexp:
+    if variation.problem.options.get("return_logsumexp") and not subject.gives("logsumexp"):
         raise NotOffered("logsumexp")
     for earlier in variation.before:
         result_of(question, fit(earlier, subject))

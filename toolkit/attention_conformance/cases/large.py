@@ -12,12 +12,10 @@ import numpy as np
 
 from attention_conformance.cases.case import Case, Draw, case
 from attention_conformance.cases.kernels import attention
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.problem import NARROW, NumpyArray, Problem
 
 KEYS = 2100
 """Keys whose rows lie so far apart that the last begin beyond 2**31 elements."""
-
-NARROW = ("float16", "bfloat16")
 
 PERIOD = 127
 """Heads after which values repeat; it divides no power of two, at which an index may wrap."""

@@ -61,8 +61,6 @@ OF_RELATIONS = {
 }
 """What is asked of a shape besides one call, by the measure that has the name."""
 
-NARROW, WIDE = ("float16", "bfloat16"), ("float32", "float64")
-
 OF_PROPERTIES: dict[str, dict[str, Any]] = {
     "causal": {"rule": "causal"}, "mask": {"rule": "mask"}, "combined rules": {"rule": "ragged"},
     "masked non-finite": {"relation": "hidden"}, "fully masked row": {"rule": "mask"}, "decode": {"rule": "lengths"},

@@ -21,6 +21,8 @@ def fit(problem: Problem, subject: Subject) -> Problem:
     Rules become one array, or the causality of the subject. The scale moves into the query where there is no keyword.
     Narrow heads are padded with zeros.
     """
+    if "alibi" in problem.arrays and (subject.native or not subject.alibi_name or "B" not in (subject.layout or "B")):
+        raise NotOffered("ALiBi of its own")
     if subject.native:
         if problem.cotangent is not None and not subject.differentiates:
             raise NotOffered("gradients")
@@ -94,7 +96,7 @@ def _ruled(problem: Problem, subject: Subject) -> Problem:
     if causal and (subject.causal == "none" or (has_other and not subject.mask_with_causal)):
         seen = np.arange(columns)[None, :] <= np.arange(rows)[:, None] + _offset(subject, rows, columns)
         mask, causal = seen if mask is None else mask & seen, False
-    rest = {name: each for name, each in arrays.items() if name in ("query", "key", "value", "bias", "sinks")}
+    rest = {name: each for name, each in arrays.items() if name in ("query", "key", "value", "bias", "sinks", "alibi")}
     if mask is not None:
         rest["mask"] = _four_axes(mask, problem, subject)
     if "bias" in rest:

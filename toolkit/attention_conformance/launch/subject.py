@@ -136,15 +136,9 @@ class Subject:
         """What calls have shown of it in this process, by what was asked."""
         return {}
 
-    @property
-    def has_logsumexp(self) -> bool:
-        """Whether a call gives the logsumexp, asked or unasked."""
-        return bool(self.native) or "logsumexp" in {*(self.asks or ()), *(self.returns or ())}
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether a call gives the weights, asked or unasked."""
-        return bool(self.native) or "weights" in {*(self.asks or ()), *(self.returns or ())}
+    def gives(self, name: str) -> bool:
+        """Whether a call gives weights or the logsumexp, asked or unasked."""
+        return bool(self.native) or name in {*(self.asks or ()), *(self.returns or ())}
 
     @property
     def mask_is_bias(self) -> bool:

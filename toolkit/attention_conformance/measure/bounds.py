@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from attention_conformance.cases.case import probability
 from attention_conformance.measure.implementations import bound_of
 from attention_conformance.measure.profiles import bound_for, of_narrow_weights
-from attention_conformance.measure.question import Question, Truth
-from attention_conformance.measure.where import located
-from attention_conformance.oracle.attention import Exact
+from attention_conformance.measure.question import Question
+from attention_conformance.measure.where import Extent, located
+from attention_conformance.oracle.attention import Exact, Truth
 from attention_conformance.oracle.ulps import worst_error
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -52,16 +51,12 @@ class Bounds:
         worst = [each for each in measured if math.isnan(each.error)] or measured
         return max(worst, key=lambda each: each.error / each.bound, default=Measured(math.inf, 0.0, "no result"))
 
-    def located(self, measured: Measured, got: Mapping[str, NumpyArray]) -> Mapping[str, Any]:
+    def located(self, measured: Measured, got: Mapping[str, NumpyArray]) -> Extent:
         """Where the errors of a wrong result are."""
         name = measured.result
         if name not in got:
-            return {}
-        found, where = located(name, got[name], self.truth.arrays[name], self.dtype(name), measured.bound)
-        return {
-            **found,
-            "says": where or f"the gradient of {name} is wrong" * (self.question.case.measure == "gradient"),
-        }
+            return Extent()
+        return located(name, got[name], self.truth.arrays[name], self.dtype(name), measured.bound)
 
     def dtype(self, name: str) -> str:
         """The dtype of a result."""

@@ -11,10 +11,11 @@ from attention_conformance.cases.case import Case
 from attention_conformance.cases.kernels import KERNELS
 from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.properties import CORNERS, PROPERTIES
-from attention_conformance.cases.shapes import NARROW, WIDE, Shape, case_of, drawn, shape_of
+from attention_conformance.cases.shapes import Shape, case_of, drawn, shape_of
 from attention_conformance.launch.subject import STRIDED, Subject
 from attention_conformance.measure.profiles import is_asked
 from attention_conformance.named.case import named_cases
+from attention_conformance.problem import NARROW, WIDE
 
 SUBJECT_CASES: tuple[Case, ...] = (
     *CASES,

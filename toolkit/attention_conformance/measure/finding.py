@@ -38,7 +38,10 @@ ENDED = ("crashed", "timed out")
 """Verdicts without an answer."""
 
 EXACT = 4
-"""Cases of a likely cause that are worth one whose numbers it predicts."""
+"""Cases of a vague cause that are worth one whose numbers it predicts; of any other, two are worth one of these."""
+
+VAGUE = ("unlike-", "unscaled-maximum", "unequal-scores", "inexact", "other-weights", "other-sum", "place-of-query")
+"""The beginnings of causes that tell which calls are right, or how far weights are off, and not what is computed."""
 
 QUIET = ("right", "not offered", "refused", "not understood", "accepted")
 """Verdicts that call for no action."""
@@ -188,13 +191,15 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
     What small calls found about all of a subject comes before its cases. That state or threads matter comes before
     other causes, as these may be guesses at what they do. A cause that fails to predict more than half as many wrong
-    numbers as it predicts comes after others, and so does what several calls disagree in. Of others, what many cases
-    show comes first, where a case counts several times whose numbers the cause predicts.
+    numbers as it predicts comes after others. So does what several calls disagree in, and inexact arithmetic, where
+    another cause predicts the numbers of an eighth as many calls. Of others, what many cases show comes first, where a
+    case counts several times whose numbers the cause predicts.
     """
     findings = list(findings)
     of_wrong = [each for each in findings if each.verdict in WRONG]
     predicted = Counter(name for each in of_wrong for name in each.equals)
     unlike = Counter(name for each in of_wrong for name in each.rejected)
+    most = max((count for name, count in predicted.items() if 2 * unlike[name] <= count), default=0)
     groups: dict[tuple[str, str, int], list[Finding]] = {}
     for each in findings:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
@@ -209,8 +214,8 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             not group[0].says,
             group[0].dtype != "-",
             2 * unlike[group[0].variant] > predicted[group[0].variant],
-            group[0].variant.startswith("unlike-"),
-            -sum(EXACT if each.equals else 1 for each in group),
+            group[0].variant.startswith("unlike-") or (group[0].variant == "inexact" and 2 * EXACT * most > len(group)),
+            -sum(EXACT if each.equals else 1 if each.variant.startswith(VAGUE) else EXACT // 2 for each in group),
         ),
     )
 

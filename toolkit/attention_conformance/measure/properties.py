@@ -20,7 +20,7 @@ from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.launch.watch import Touched
 from attention_conformance.measure.measures import compiled, result_of
 from attention_conformance.measure.question import Question
-from attention_conformance.oracle.dense import answer, dense_of
+from attention_conformance.oracle.dense import answer, dense_of, products
 from attention_conformance.oracle.positions import passes
 from attention_conformance.oracle.ulps import difference
 from attention_conformance.problem import NumpyArray, Problem, Rule, rounded
@@ -166,7 +166,7 @@ def again(question: Question, problem: Problem) -> Arrays:
 def merged(question: Question, problem: Problem) -> Arrays:
     """Pieces of the keys, merged by their logsumexp, in an order of its own."""
     subject = question.subject
-    if not subject.has_logsumexp:
+    if not subject.gives("logsumexp"):
         raise NotOffered("logsumexp")
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):
@@ -217,15 +217,9 @@ def _check_backward(question: Question, problem: Problem) -> None:
     got = {
         name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **found}, backend).items()
     }
-    signs, key = cotangent.astype(np.float64), problem.arrays["key"].astype(np.float64)
-    d_weights = signs * (got["output"] != 0) / (1 - RATE)
+    d_weights = cotangent.astype(np.float64) * (got["output"] != 0) / (1 - RATE)
     d_scores = (d_weights - d_weights.mean(axis=-1, keepdims=True)) / KEYS
-    wanted = {
-        "query": d_scores @ key * KEYS**-0.5,
-        "key": np.zeros_like(key),
-        "value": np.swapaxes(got["output"], -1, -2) @ signs,
-    }
-    for name, each in wanted.items():
+    for name, each in products(dense_of(problem), got["output"], d_scores).items():
         error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
         if error > 2**-5:
             raise Touched(
@@ -274,16 +268,6 @@ def windowed(question: Question, problem: Problem) -> Arrays:
     return min(found, key=lambda each: float(abs(each["output"].astype(np.float64) - truth).max()))
 
 
-def by_distance(question: Question, problem: Problem) -> Arrays:
-    """A bias by distance, told by the subject's own keyword of ALiBi."""
-    subject = question.subject
-    if subject.native or not subject.alibi_name or "B" not in (subject.layout or "BHSD"):
-        raise NotOffered("ALiBi of its own")
-    bias = problem.arrays["bias"]
-    rates = -bias[0, :, 1, 0].astype(np.float32)  # at the distance 1
-    return result_of(question, fit(problem.without("bias"), subject).holding(alibi=rates))
-
-
 def apart(question: Question, problem: Problem) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
     found: Arrays = {}
@@ -321,7 +305,6 @@ PROPERTY_MEASURES: Mapping[str, Any] = {
     "merged": merged,
     "dropped": dropped,
     "windowed": windowed,
-    "by distance": by_distance,
     "apart": apart,
     "between": between,
     "repeated": repeated,

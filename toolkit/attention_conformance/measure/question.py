@@ -13,7 +13,7 @@ from attention_conformance.launch.fit import meant
 from attention_conformance.launch.libraries import in_precision
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.finding import Finding
-from attention_conformance.oracle.attention import Exact, attention
+from attention_conformance.oracle.attention import Truth, attention
 from attention_conformance.oracle.dense import answer, as_exact, dense_of
 from attention_conformance.oracle.gradients import gradients as true_gradients
 from attention_conformance.problem import Problem
@@ -91,14 +91,6 @@ SMALL = 40_000
 """Products in a problem for which 50 digits are affordable."""
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The answer, result by result, and what bounds depend on."""
-
-    arrays: dict[str, Exact]
-    kappa: float
-
-
 def truth_of(question: Question, problem: Problem) -> Truth:
     """The answer in 50 digits where that is affordable, and in a wide type where it is not."""
     if question.library is not None:  # the core is asked the same in many ways
@@ -111,9 +103,8 @@ def truth_of(question: Question, problem: Problem) -> Truth:
     is_small = changed or (question.digits and size <= SMALL)
     if not is_small:
         wide = answer(dense_of(asked))
-        left_out = () if question.subject.has_weights else ("weights",)
-        arrays = {name: each for name, each in wide.arrays.items() if name not in left_out}
-        return Truth({name: as_exact(each, wide.scales[name]) for name, each in arrays.items()}, wide.kappa)
+        names = {*wide.arrays} - ({"weights"} if not question.subject.gives("weights") else set())
+        return Truth(wide.exact(names), wide.kappa)
     return _exact(asked)
 
 
@@ -123,10 +114,8 @@ def _of_case(case: Case, dtype: str, widths: tuple[tuple[str, int], ...]) -> Tru
 
 
 def _exact(problem: Problem) -> Truth:
-    exact = attention(problem)
-    if problem.cotangent is not None:
-        return Truth(true_gradients(problem), exact.kappa)
-    return Truth({name: getattr(exact, name) for name in ("output", "weights", "logsumexp")}, exact.kappa)
+    truth = attention(problem)
+    return truth if problem.cotangent is None else replace(truth, arrays=true_gradients(problem))
 
 
 def size_of(problem: Problem) -> int:

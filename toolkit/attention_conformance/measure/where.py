@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -49,17 +48,28 @@ class Worst:
     cosine: float = math.nan
 
 
-def located(
-    name: str, got: NumpyArray, expected: Exact, dtype: str, bound: float = 0.0
-) -> tuple[Mapping[str, Any], str]:
-    """The field ``worst`` of a finding about a result of the right shape, and where all errors lie."""
+@dataclass(frozen=True)
+class Extent:
+    """Where a wrong result is wrong: the worst element, and by axis the neighbours that hold all errors, in words."""
+
+    worst: Worst | None = None
+    axes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def says(self) -> str:
+        """All axes in words; empty where errors lie everywhere."""
+        return f"all errors are in {', '.join(self.axes.values())}" if self.axes else ""
+
+
+def located(name: str, got: NumpyArray, expected: Exact, dtype: str, bound: float = 0.0) -> Extent:
+    """Where the errors of a result beyond a bound are; nowhere where it has another shape."""
     if got.shape != expected.high.shape or not got.size:
-        return {}, ""
+        return Extent()
     errors, got = errors_of(got, expected, dtype), got.astype(np.float64)
     index = tuple(int(each) for each in np.unravel_index(np.argmax(errors), errors.shape))
     likeness = _cosine(got - got.mean(), expected.high - expected.high.mean()), _cosine(got, expected.high)
     worst = Worst(name, index, float(got[index]), float(expected.high[index]), *likeness)
-    return {"worst": worst}, _extent(name, ~(errors <= bound))
+    return Extent(worst, _axes(name, ~(errors <= bound)))
 
 
 def _cosine(first: NumpyArray, second: NumpyArray) -> float:
@@ -67,16 +77,15 @@ def _cosine(first: NumpyArray, second: NumpyArray) -> float:
     return float((first * second).sum() / norms) if 0 < norms < math.inf else math.nan
 
 
-def _extent(name: str, wrong: NumpyArray) -> str:
+def _axes(name: str, wrong: NumpyArray) -> dict[str, str]:
     """The samples, heads, queries and so on that hold all errors, where these are few and lie together."""
-    parts = []
-    words = ALL_AXES.get(name, ())[-wrong.ndim :]
+    found, words = {}, ALL_AXES.get(name, ())[-wrong.ndim :]
     for axis, word in zip(range(-len(words), 0), words, strict=True):
         size = wrong.shape[axis]
         (at,) = np.nonzero(wrong.any(axis=tuple(other for other in range(wrong.ndim) if other != wrong.ndim + axis)))
         if at.size and at[-1] - at[0] + 1 == at.size and 4 * at.size <= 3 * size:
-            parts.append(_range(word, int(at[0]), int(at[-1]), size))
-    return f"all errors are in {', '.join(parts)}" if parts else ""
+            found[word] = _range(word, int(at[0]), int(at[-1]), size)
+    return found
 
 
 def _range(word: str, first: int, last: int, size: int) -> str:

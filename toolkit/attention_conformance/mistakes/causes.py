@@ -36,13 +36,11 @@ from attention_conformance.mistakes.variants import (
 from attention_conformance.oracle.attention import Exact
 from attention_conformance.oracle.dense import Answer, answer, as_exact, dense_of, gradient_of
 from attention_conformance.oracle.ulps import errors_of
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.problem import NARROW, NumpyArray, Problem, rounded
 
 if TYPE_CHECKING:
     from attention_conformance.measure.bounds import Bounds
     from attention_conformance.measure.question import Question
-
-NARROW_TYPES = ("float16", "bfloat16")
 
 SMALL = 4.0
 """Scores below which their errors explain little, so that those of sums are told apart."""
@@ -114,11 +112,11 @@ class Variants:
         nan = {name: np.isnan(each.astype(np.float64)) for name, each in got.items()}
         reach = reached(dense)
         others = [each for variant in CONVENTIONS if (each := self.of(variant)) and set(got) <= set(each.arrays)]
-        for expected in (truth, *(_exact(each, got) for each in others)):  # which a leak may come on top of
+        for expected in (truth, *(each.exact(got) for each in others)):  # which a leak may come on top of
             mended = {name: _mended(each, nan[name] & reach[name], expected[name]) for name, each in got.items()}
             leaks = any((nan[name] & reach[name] & ~np.isnan(expected[name].high)).any() for name in got)
             measured = bounds.measure(mended, expected)
-            if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW_TYPES else 1):
+            if leaks and measured.error <= measured.bound * (2 if bounds.question.dtype in NARROW else 1):
                 return LEAK
         return SPREAD if _spreads(got, bounds) else None
 
@@ -141,7 +139,7 @@ class Variants:
             """Note whether an answer is the one that was got: everywhere, or in all rows that are wrong."""
             if other is None or wrong not in other.arrays:
                 return
-            expected, truth = _exact(other, got), bounds.truth.arrays
+            expected, truth = other.exact(got), bounds.truth.arrays
             here = {name: _joined(rows[name], each, truth[name]) for name, each in expected.items() if name in rows}
             near = replace(bounds, truth=replace(bounds.truth, kappa=other.kappa)) if variant is FINITE else bounds
             if (variant is FINITE and near.measure(got, truth).passes) or not near.measure(got, here).passes:
@@ -218,7 +216,7 @@ class Variants:
     def predicts(self, got: Mapping[str, NumpyArray], bounds: Bounds, variant: Variant) -> bool:
         """Whether a variant gives all the numbers of a result."""
         other = self.of(variant)
-        return other is not None and bounds.measure(got, _exact(other, got)).passes
+        return other is not None and bounds.measure(got, other.exact(got)).passes
 
     def fills_empty(self, problem: Problem, ask: Ask | None) -> bool:
         """Whether the output of fully masked rows is a convention, by a call without gradients."""
@@ -265,7 +263,7 @@ class Variants:
         question, found = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
             other = answer(dense_of(meant(problem, question.subject)))
-            found += [variant] * bounds.measure(got, _exact(other, got)).passes
+            found += [variant] * bounds.measure(got, other.exact(got)).passes
         return found
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
@@ -280,13 +278,8 @@ class Variants:
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
-        is_narrow = wrong in expected and bounds.question.dtype in NARROW_TYPES
+        is_narrow = wrong in expected and bounds.question.dtype in NARROW
         return is_narrow and bounds.measure(got, expected).error <= allowed
-
-
-def _exact(other: Answer, got: Mapping[str, NumpyArray]) -> dict[str, Exact]:
-    """An answer, as far as a result has it."""
-    return {name: as_exact(each, other.scales[name]) for name, each in other.arrays.items() if name in got}
 
 
 def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:
@@ -352,16 +345,12 @@ def power(question: Question, problem: Problem, bounds: Bounds, variants: Varian
     for fault in FAULTS:
         if (other := variants.of(fault)) is None:
             continue
-        got = {name: _rounded(each, problem) for name, each in other.arrays.items() if name in bounds.truth.arrays}
-        got = {name: each for name, each in got.items() if name not in ("weights", "logsumexp")}
+        names, dtype = {*other.arrays} & {*bounds.truth.arrays} - {"weights", "logsumexp"}, bounds.question.dtype
+        got = {name: rounded(other.arrays[name], dtype) for name in names}
         planted.append(fault.name)
         if not bounds.measure(got, bounds.truth.arrays).passes:
             rejected.append(fault.name)
     return {"rejected": tuple(rejected), "planted": tuple(planted)}
-
-
-def _rounded(each: NumpyArray, problem: Problem) -> NumpyArray:
-    return each.astype(np.float64).astype(problem.arrays["query"].dtype)
 
 
 def agreed(findings: Sequence[Finding]) -> list[Finding]:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from attention_conformance.mistakes.variants import (
+    OPERANDS,
+    Change,
     Changes,
     cause,
     causes,
@@ -21,11 +23,12 @@ from attention_conformance.mistakes.variants import (
     given,
     heads_in_turn,
     keys_left,
+    of_bits,
     scaled,
     undivided,
     with_logsumexp,
 )
-from attention_conformance.oracle.dense import Answer, Dense, answer, grouped
+from attention_conformance.oracle.dense import Answer, Dense, answer, products
 from attention_conformance.problem import NumpyArray
 
 ENDS = {"window-first": (1, -1), "window-last": (-1, 1), "length-last": (0, 1)}
@@ -42,7 +45,7 @@ def _scores(dense: Dense) -> NumpyArray:
 
 def _is_plain(dense: Dense) -> bool:
     finite = all(bool(np.isfinite(each).all()) for each in (dense.query, dense.key, dense.value))
-    return finite and dense.softcap is None and dense.sinks is None and dense.uniform is None
+    return finite and dense.softcap is None and dense.sinks is None and dense.alibi is None and dense.uniform is None
 
 
 @given
@@ -138,6 +141,16 @@ def _maximum(dense: Dense, truth: Answer) -> NumpyArray:
     return np.asarray(top if dense.sinks is None else np.maximum(top, dense.sinks[:, None]))
 
 
+def _sink_alone(dense: Dense) -> Answer | None:
+    """The power of a sink is taken as it is, and those of the scores after their maximum is taken off."""
+    if dense.sinks is None or dense.cotangent is not None:
+        return None
+    truth, sinks = answer(dense), dense.sinks[:, None]
+    top = _maximum(dense.changed(sinks=None), answer(dense.changed(sinks=None)))
+    total = np.exp(truth.arrays["logsumexp"] - top)
+    return truth.of(output=truth.arrays["output"] * (total / (total - np.exp(sinks - top) + np.exp(sinks)))[..., None])
+
+
 def _without_maximum(dense: Dense, truth: Answer) -> NumpyArray:
     top, logsumexp = _maximum(dense, truth), truth.arrays["logsumexp"]
     return np.where(np.isfinite(top), logsumexp - top, logsumexp)
@@ -169,20 +182,9 @@ def _recomputed(
         return None
     delta = (dense.cotangent * found["output"]).sum(axis=-1, keepdims=True)
     ds = d_scores(p, dense.cotangent @ np.swapaxes(dense.value, -1, -2), delta)
-    size = dense.changed(query=abs(dense.query), key=abs(dense.key), scale=abs(dense.scale))
-    sizes = _products(size.changed(cotangent=abs(dense.cotangent)), p, abs(ds))
+    sizes = products(dense.magnitudes, p, abs(ds))
     scales = {name: np.maximum(truth.scales[name], each) for name, each in sizes.items()}
-    return Answer(_products(dense, p, ds), lambda: (scales, truth.kappa))
-
-
-def _products(dense: Dense, p: NumpyArray, ds: NumpyArray) -> dict[str, NumpyArray]:
-    """The gradients that come from weights and the gradient of the scores."""
-    assert dense.cotangent is not None
-    return {
-        "query": dense.scale * (ds @ dense.key),
-        "key": grouped(dense.scale * (np.swapaxes(ds, -1, -2) @ dense.query), dense),
-        "value": grouped(np.swapaxes(p, -1, -2) @ dense.cotangent, dense),
-    }
+    return Answer(products(dense, p, ds), lambda: (scales, truth.kappa))
 
 
 def _of_all_keys(dense: Dense, logsumexp: NumpyArray) -> NumpyArray | None:
@@ -229,12 +231,13 @@ def _padded_scale(whole: int, dense: Dense) -> float:
     return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
 
 
-def _of_other_heads(order: Callable[[NumpyArray, int], NumpyArray], bias: NumpyArray, dense: Dense) -> NumpyArray:
-    return order(bias, -3) if bias.ndim > 2 else bias
+def _of_other_heads(name: str, axis: int) -> tuple[Change, ...]:
+    """An array of the heads before, and of those from last to first."""
 
+    def other(order: Callable[..., NumpyArray], array: NumpyArray, dense: Dense) -> NumpyArray:
+        return order(array, axis=axis) if array.ndim >= -axis else array
 
-def _next(array: NumpyArray, axis: int) -> NumpyArray:
-    return np.roll(array, 1, axis=axis)
+    return tuple(changed(name, functools.partial(other, by)) for by in (np.flip, functools.partial(np.roll, shift=1)))
 
 
 def _from_first(mask: NumpyArray) -> NumpyArray:
@@ -270,6 +273,10 @@ CHANGES: Changes = {
     "powers-of-2": scaled(lambda dense: dense.scale * math.log(2.0)),
     "powers-of-e": scaled(lambda dense: dense.scale / math.log(2.0)),
     "heads-not-transposed": _not_transposed,
+    **{
+        f"operands-of-{bits}-bits": tuple(of_bits(bits, *names) for names in (OPERANDS, OPERANDS[:2], OPERANDS[2:]))
+        for bits in (8, 11)
+    },
     "key-and-value-swapped": lambda dense: (
         dense.changed(key=dense.value, value=dense.key) if dense.key.shape == dense.value.shape else None
     ),
@@ -288,11 +295,13 @@ CHANGES: Changes = {
     "sinks-of-others": (
         changed("sinks", lambda sinks, dense: sinks[np.arange(sinks.size) // dense.group_size * dense.group_size]),
         changed("sinks", lambda sinks, dense: sinks.reshape(-1, dense.group_size).T.reshape(-1)),
-        changed("sinks", lambda sinks, dense: np.roll(sinks, 1)),
+        *_of_other_heads("sinks", -1),
     ),
-    "bias-of-others": tuple(changed("bias", functools.partial(_of_other_heads, by)) for by in (np.flip, _next)),
+    "bias-of-others": _of_other_heads("bias", -3),
+    "alibi-of-others": _of_other_heads("alibi", -1),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
     "sink-twice": tuple(changed("sinks", functools.partial(_counted, times)) for times in range(2, 9)),
+    "sink-beyond-maximum": _sink_alone,
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
     "logsumexp-without-maximum": with_logsumexp(_without_maximum),
     "logsumexp-is-maximum": with_logsumexp(_maximum),

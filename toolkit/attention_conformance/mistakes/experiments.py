@@ -12,7 +12,6 @@ import numpy as np
 
 from attention_conformance.cases.case import Draw
 from attention_conformance.cases.kernels import KERNELS
-from attention_conformance.cases.shapes import NARROW as NARROW_TYPES
 from attention_conformance.launch.fit import fit, meant
 from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.measures import drawn
@@ -27,11 +26,12 @@ from attention_conformance.mistakes.variants import (
     Variant,
     cause,
     keys_left,
+    shifted_from,
     unscaled,
 )
 from attention_conformance.oracle.dense import Dense, answer, dense_of
 from attention_conformance.oracle.positions import passes
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.problem import NARROW, NumpyArray, Problem
 
 Predicts = Callable[[Variant], bool]
 
@@ -52,6 +52,12 @@ MOST_UNITS = 3.0
 
 ALIKE = 0.02
 """How far ratios of weights that are right lie apart, in 16 bits."""
+
+SHARES: tuple[tuple[str, ...], ...] = (("key",), ("key", "value"), ("value",))
+"""Arrays whose rows may be read at the wrong place."""
+
+PARTS = (64, 128, 256, 512, 1024)
+"""Keys in a block."""
 
 CAUSE = ("variant", "says", "line", "equals", "rejected")
 
@@ -83,7 +89,7 @@ def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[
 def _simpler(question: Question) -> Iterator[tuple[str, Question, Variant | None]]:
     """The question without one of its settings, and what that setting is called where the rest is right."""
     case, inputs = question.case, question.case.inputs
-    if question.dtype in NARROW_TYPES and question.narrow_is_habit:
+    if question.dtype in NARROW and question.narrow_is_habit:
         yield "wide", replace(question, dtype="float32"), None
     if case.measure in UNLIKE:
         yield "relation", replace(question, case=replace(case, measure="ulp")), cause(UNLIKE[case.measure])
@@ -124,7 +130,8 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     dense = dense_of(meant(problem, question.subject))
     weights = answer(dense).arrays["weights"][row].astype(np.float64)
     output = ask(problem)["output"][row].astype(np.float64)
-    if exact := next(filter(predicts, _multiples(dense, row, output)), None):
+    of_row = itertools.chain(_multiples(dense, row, output), _cuts(dense, row, output))
+    if exact := next(filter(predicts, of_row), None):
         return [exact]
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
@@ -150,7 +157,7 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     if not (np.isfinite(got).all() and blocks.size):
         return []
     ratios = got[blocks] / expected[blocks]
-    alike = ALIKE if question.dtype in NARROW_TYPES else ALIKE / 10
+    alike = ALIKE if question.dtype in NARROW else ALIKE / 10
     kept = -np.sort(-ratios[ratios > 0.1]) if (ratios > 0.1).any() else np.ones(1)
     usual = kept[(abs(kept[:, None] / kept - 1) < alike).sum(axis=0).argmax()]  # the ratio that most blocks share
     (odd,) = np.nonzero(abs(ratios / usual - 1) > alike)
@@ -213,21 +220,21 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
             yield cause("last-seen-key-lost", change=functools.partial(_last_lost, limit))
         for block, (which, at) in itertools.product((16, 32, 64, 128), (("first", 0), ("last", -1))):
             yield cause("skipped-blocks", block, which, block, change=_skipping(block, at))
-    if len(dense.key) > 1:
+    for names in SHARES if len(dense.key) > 1 else ():
         taken = within(np.arange(keys))[:, None]
-        first_page = {name: np.where(taken, (array := getattr(dense, name))[:1], array) for name in ("key", "value")}
+        first_page = {name: np.where(taken, (array := getattr(dense, name))[:1], array) for name in names}
         change = functools.partial(Dense.changed, **first_page)
         yield cause("keys-of-first-sample", first, last, keys, change=change)
     if abs(factor - 2) < 0.1:
         bias = math.log(2) * within(np.arange(keys)) + (0 if dense.bias is None else dense.bias)
         yield cause("keys-twice", first, last, keys, change=functools.partial(Dense.changed, bias=bias))
     ends = dict.fromkeys([first, 2 ** max(first.bit_length() - 1, 0)]) if 0 < first < keys else ()
-    for end, names in itertools.product(ends, (("key",), ("key", "value"), ("value",))):
+    for end, names in itertools.product(ends, SHARES):
         again = {name: getattr(dense, name)[..., np.arange(keys) % end, :] for name in names}
         change = functools.partial(Dense.changed, **again)
         yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), end, change=change)
-    for block in (64, 128, 256, 512, 1024):
-        yield cause("unscaled-parts", block, change=unscaled(block, np.maximum))
+    for block, (name, join) in itertools.product(PARTS, {"unscaled-parts": np.maximum, "equal-parts": np.add}.items()):
+        yield cause(name, block, change=unscaled(block, join))
     yield cause("other-weights", first, last, keys, factor)
 
 
@@ -297,8 +304,9 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
         return
     key, value = dense.key[row[:2]][seen], dense.value[row[:2]][seen]
     zero, cap = np.zeros(len(key)), dense.softcap
-    bias = zero if dense.bias is None else np.broadcast_to(dense.bias, dense.through.shape)[row][seen]
-    parts = {"scale": dense.scale * (key @ dense.query[row]), "bias": bias}
+    added = {"bias": 0.0 if dense.bias is None else dense.bias, "alibi": dense.changed(bias=None).added}
+    parts = {"scale": dense.scale * (key @ dense.query[row])}
+    parts |= {name: np.broadcast_to(part, dense.through.shape)[row][seen] for name, part in added.items()}
     if dense.sinks is not None:
         parts["sinks"], value = dense.sinks[head : head + 1], np.concatenate([value, 0 * value[:1]])
 
@@ -306,7 +314,7 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
         """How far rows are off where a part is times each of these factors."""
         times = {each: factors[:, None] * part if each == name else part + zero[:1] for each, part in parts.items()}
         scores = times["scale"] if cap is None else cap * np.tanh(times["scale"] / cap)
-        powers = np.broadcast_to(scores + times["bias"], (factors.size, len(key)))
+        powers = np.broadcast_to(scores + times["bias"] + times["alibi"], (factors.size, len(key)))
         if dense.sinks is not None:
             powers = np.concatenate([powers, np.broadcast_to(times["sinks"], (factors.size, 1))], axis=-1)
         powers = np.exp(powers - powers.max(axis=-1, keepdims=True))
@@ -319,3 +327,29 @@ def _multiples(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[
             factors, step = factor * 2.0 ** np.linspace(-step, step, 17), step / 8
         more = {name: factor * getattr(dense, name)}
         yield cause(f"other-{name}", factor, change=functools.partial(Dense.changed, **more))
+
+
+def _cuts(dense: Dense, row: tuple[int, ...], got: NumpyArray) -> Iterator[Variant]:
+    """What a row is where its scores lack the last channels, or where it sees the keys from another on, or up to it."""
+    if dense.softcap is not None or dense.sinks is not None or not np.isfinite(got).all():
+        return
+    terms, value = dense.scale * dense.query[row] * dense.key[row[:2]], dense.value[row[:2]]
+    added = np.broadcast_to(dense.added, dense.through.shape)[row]
+    scores = terms.cumsum(axis=-1).T + added  # with the channels up to each
+
+    def nearest(outputs: NumpyArray) -> int:
+        return int(np.nan_to_num(((outputs - got) ** 2).sum(axis=-1), nan=np.inf).argmin())
+
+    with np.errstate(all="ignore"):
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        seen, unseen = powers * dense.through[row], powers[-1] * dense.changed(causal=None).through[row]
+        kept = 1 + nearest(seen @ value / seen.sum(axis=-1, keepdims=True))
+        last = nearest((unseen[:, None] * value).cumsum(axis=0) / unseen.cumsum()[:, None])
+        first = nearest((seen[-1, ::-1, None] * value[::-1]).cumsum(axis=0)[::-1] / seen[-1, ::-1].cumsum()[::-1, None])
+    width, (rows, columns) = row[2] - first + 1, dense.positions
+    yield cause("windowed", width, change=functools.partial(Dense.hiding, through=columns > rows - width))
+    short = np.where(np.arange(len(scores)) < kept, dense.query, 0)
+    yield cause("lost-channels", kept, len(scores), change=functools.partial(Dense.changed, query=short))
+    shift = 0 if dense.causal is None else last - row[2] - dense.causal
+    for start in (0, *2 ** np.arange(row[2].bit_length())) if shift else ():
+        yield cause("shifted-causality", start, shift, change=shifted_from(shift, start))

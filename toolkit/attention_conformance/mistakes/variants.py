@@ -26,7 +26,8 @@ Changed: TypeAlias = Dense | Answer | None
 
 OPERANDS = ("query", "key", "value")
 
-PARTS = {"mask": "mask", "bias": "bias", "causality": "causal", "softcap": "softcap", "sinks": "sinks"}
+PARTS = {"mask": "mask", "bias": "bias", "causality": "causal", "softcap": "softcap", "sinks": "sinks",
+         "alibi": "alibi"}  # fmt: skip
 """What an attention may lack, by its word."""
 
 AXES = {"sample": -4, "head": -3, "query": -2}
@@ -210,10 +211,12 @@ def _cap_after_bias(dense: Dense) -> Dense | None:
 
 
 @given
-def _rounded(dense: Dense, name: str, bits: int) -> Dense:
-    """Round an operand to so many bits after the leading one."""
-    fraction, exponent = np.frexp(getattr(dense, name))
-    return dense.changed(**{name: np.ldexp(np.round(np.ldexp(fraction, bits + 1)), exponent - bits - 1)})
+def of_bits(dense: Dense, bits: int, *names: str) -> Dense:
+    """Round operands to so many bits."""
+    parts = {name: np.frexp(getattr(dense, name)) for name in names}
+    return dense.changed(
+        **{n: np.ldexp(np.round(np.ldexp(each, bits)), power - bits) for n, (each, power) in parts.items()}
+    )
 
 
 @given
@@ -333,7 +336,7 @@ CONVENTIONS = (
 SPREAD = cause("nan-spreads")
 """No single answer: NaN where no 0 × NaN of what is masked explains it, and the truth elsewhere."""
 
-NARROW = cause("narrow-scores")
+NARROW_SCORES = cause("narrow-scores")
 """No single answer: an error that the rounding of scores to 16 bits explains."""
 
 FAULTS = causes(
@@ -373,8 +376,8 @@ FAULTS = causes(
         ),
         "softcap-after-bias": _cap_after_bias,
         "unnormalized": undivided(lambda dense, truth: np.zeros_like(truth.arrays["logsumexp"])),
-        "query-of-5-bits": _rounded("query", 4),
-        "value-of-5-bits": _rounded("value", 4),
+        "query-of-5-bits": of_bits(5, "query"),
+        "value-of-5-bits": of_bits(5, "value"),
     }
 )
 """Faults of the definition, for the power of the bounds and the words of a diagnosis."""

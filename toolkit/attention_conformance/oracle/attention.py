@@ -44,20 +44,16 @@ class Truth:
 
     Attributes
     ----------
-    output : Exact, shape (..., H, M, E)
-        The scale is :math:`S_{ie} = \sum_j p_{ij} |v_{je}|`.
-    weights : Exact, shape (..., H, M, N)
-        Before dropout; the scale is the weight itself.
-    logsumexp : Exact, shape (..., H, M)
-        The scale is :math:`1 + \kappa_i`.
+    arrays : dict of str to Exact
+        By name. Of ``output``, (..., H, M, E), the scale is :math:`S_{ie} = \sum_j p_{ij} |v_{je}|`. That of
+        ``weights``, (..., H, M, N), before dropout, is the weight itself, and that of ``logsumexp``, (..., H, M), is
+        :math:`1 + \kappa_i`. Gradients go by the names of the arguments.
     kappa : float
         The largest :math:`\kappa_i = \max_j |f'| \sigma \sum_d |q_{id} k_{jd}| + |f - f' s| + |b_{ij}|` over the keys
         that are attended to, and the sink.
     """
 
-    output: Exact
-    weights: Exact
-    logsumexp: Exact
+    arrays: dict[str, Exact]
     kappa: float
 
 
@@ -100,12 +96,12 @@ def attention(problem: Problem) -> Truth:
         weights = [row.weights for *_, row in found]
         width = problem.arrays["value"].shape[-1]
         kappas = [row.kappa for *_, row in found]
-        return Truth(
-            exact([mean for mean, _ in mixed], [size for _, size in mixed], (*shape, width)),
-            exact(weights, weights, (*shape, columns)),
-            exact([row.logsumexp for *_, row in found], [ONE + kappa for kappa in kappas], shape),
-            float(max(kappas, default=ZERO)),
-        )
+        arrays = {
+            "output": exact([mean for mean, _ in mixed], [size for _, size in mixed], (*shape, width)),
+            "weights": exact(weights, weights, (*shape, columns)),
+            "logsumexp": exact([row.logsumexp for *_, row in found], [ONE + kappa for kappa in kappas], shape),
+        }
+        return Truth(arrays, float(max(kappas, default=ZERO)))
 
 
 def heads(problem: Problem) -> Iterator[Head]:
@@ -120,9 +116,9 @@ def heads(problem: Problem) -> Iterator[Head]:
     numbers = (arrays["query"], shared["key"], shared["value"], np.broadcast_to(arrays.get("bias", np.zeros(())), full))
     through, keep_scale = allowed(problem), _keep_scale(problem, full)
     matrices = (
-        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(_decimals, numbers), through, keep_scale)
+        each.reshape(math.prod(full[:-2]), *each.shape[-2:]) for each in (*map(decimals, numbers), through, keep_scale)
     )
-    sinks = _decimals(arrays["sinks"]) if "sinks" in arrays else None
+    sinks = decimals(arrays["sinks"]) if "sinks" in arrays else None
     for (*entry, head), q, k, v, b, t, g in zip(np.ndindex(*full[:-2]), *matrices, strict=True):
         change = functools.partial(changed, problem, tuple(entry), head)
         sink = None if sinks is None else sinks[head]
@@ -191,7 +187,7 @@ def _keep_scale(problem: Problem, full: tuple[int, ...]) -> NumpyArray:
     return _choose(keep_pattern(dropout, full), ONE / (ONE - Decimal(dropout.rate)), ZERO)
 
 
-def _decimals(array: NumpyArray) -> NumpyArray:
+def decimals(array: NumpyArray) -> NumpyArray:
     """The same numbers, exactly, as decimal ones."""
     return np.array(np.frompyfunc(Decimal, 1, 1)(array.astype(np.float64).astype(object)), dtype=object)
 
@@ -211,6 +207,13 @@ def exact(
     flat = np.array(numbers, dtype=object).reshape(shape)
     high = flat.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        rest = flat - _decimals(high)
+        rest = flat - decimals(high)
     low = _choose(np.isfinite(high), rest, ZERO).astype(np.float64)
     return Exact(high, low, np.array(scales, dtype=object).reshape(shape).astype(np.float64))
+
+
+def summed(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
+    """Add up what was broadcast, or repeated in order, so that the shape is that of the argument."""
+    wanted = (1,) * (array.ndim - len(shape)) + shape
+    parts = [size for have, want in zip(array.shape, wanted, strict=True) for size in (want, have // max(want, 1))]
+    return np.asarray(array.reshape(parts).sum(axis=tuple(range(1, 2 * array.ndim, 2)))).reshape(shape)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from attention_conformance.oracle.attention import Exact
+from attention_conformance.oracle.attention import Exact, summed
 from attention_conformance.oracle.positions import passes
 from attention_conformance.problem import NumpyArray, Problem
 
@@ -32,6 +32,8 @@ class Dense:
         The offset of causality.
     group_size : int
         Query heads for each key/value head.
+    alibi : numpy.ndarray or None
+        The rate of each head (H,) by which scores fall with the distance of query and key.
     uniform : numpy.ndarray or None
         Rows (..., M, 1) that get the average of all values instead.
     """
@@ -46,13 +48,21 @@ class Dense:
     scale: float
     softcap: float | None
     group_size: int
-    cotangent: NumpyArray | None = None
+    cotangent: Any = None
+    alibi: NumpyArray | None = None
     uniform: NumpyArray | None = None
 
     @property
     def positions(self) -> tuple[NumpyArray, NumpyArray]:
         """Query positions as a column, and key positions as a row."""
         return np.arange(self.query.shape[-2])[:, None], np.arange(self.key.shape[-2])[None, :]
+
+    @property
+    def added(self) -> Any:
+        """What is added to the scores: the bias, and what ALiBi takes off by distance."""
+        rows, columns = self.positions
+        falls = 0.0 if self.alibi is None else -self.alibi[:, None, None] * abs(columns - rows)
+        return falls if self.bias is None else _finite(self.bias) + falls
 
     @property
     def through(self) -> NumpyArray:
@@ -71,6 +81,12 @@ class Dense:
     def hiding(self, through: NumpyArray) -> Dense:
         """The same with a further mask."""
         return self.changed(mask=through if self.mask is None else self.mask & through)
+
+    @property
+    def magnitudes(self) -> Dense:
+        """The same of the magnitudes of its numbers, from which the scales of the gradients come."""
+        names = ("query", "key", "value", "scale", "cotangent")
+        return self.changed(**{name: abs(getattr(self, name)) for name in names})
 
     def scored(self, scores: NumpyArray) -> Dense:
         """The same with other scores in place of the capped ones."""
@@ -103,6 +119,10 @@ class Answer:
         """The largest magnitude of a score."""
         return self.sizes()[1]
 
+    def exact(self, names: Container[str]) -> dict[str, Exact]:
+        """The arrays of these names, as far as there are such."""
+        return {name: as_exact(each, self.scales[name]) for name, each in self.arrays.items() if name in names}
+
     def of(self, **arrays: NumpyArray) -> Answer:
         """Other arrays, with the same scales of errors."""
         return replace(self, arrays=arrays)
@@ -131,6 +151,7 @@ def dense_of(problem: Problem) -> Dense:
         softcap=options.get("softcap"),
         group_size=group_size,
         cotangent=None if problem.cotangent is None else problem.cotangent.astype(kind),
+        alibi=arrays["alibi"].astype(kind) if "alibi" in arrays else None,
     )
 
 
@@ -172,9 +193,7 @@ def _weights(dense: Dense) -> _Weights:
     if dense.softcap is not None:
         fraction = np.tanh(scores / dense.softcap)
         scores, derivative = dense.softcap * fraction, 1 - fraction**2
-    if dense.bias is not None:
-        scores = scores + _finite(dense.bias)
-    attended = through
+    scores, attended = scores + dense.added, through
     if dense.uniform is not None:
         through, scores = through | dense.uniform, np.where(dense.uniform, 0, scores)
     scores = np.where(through, scores, -np.inf)
@@ -205,7 +224,7 @@ def _kappas(dense: Dense, through: NumpyArray) -> NumpyArray:
     """The largest magnitude of the scores of each row (..., M)."""
     query, key = abs(_finite(dense.query)), abs(_finite(dense.key))
     size = abs(dense.scale) * (query @ np.swapaxes(key, -1, -2))
-    size = size if dense.bias is None else size + abs(_finite(dense.bias))
+    size = size + abs(dense.added)
     kappas = np.where(through, size, 0).max(axis=-1, initial=0.0)
     return np.asarray(kappas if dense.sinks is None else np.maximum(kappas, abs(dense.sinks[:, None])))
 
@@ -237,43 +256,31 @@ def _forward(dense: Dense) -> Answer:
 
 
 def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
-    found, d_output = _weights(dense), dense.cotangent
-    assert d_output is not None
-    query, key, value = (_finite(each) for each in (dense.query, dense.key, dense.value))
-    weights = found.weights
+    found = _weights(dense)
+    weights, shape = found.weights, (dense.query.shape[-3], 1, 1)
+    finite = dense.changed(**{name: _finite(getattr(dense, name)) for name in ("query", "key", "value")})
 
-    def through_softmax(cotangent: NumpyArray, values: NumpyArray, sign: float) -> tuple[NumpyArray, NumpyArray]:
-        d_weights = cotangent @ np.swapaxes(values, -1, -2)
+    def through_softmax(of: Dense, sign: float) -> tuple[NumpyArray, NumpyArray]:
+        d_weights = of.cotangent @ np.swapaxes(of.value, -1, -2)
         mean = (weights * d_weights).sum(axis=-1, keepdims=True)
         return weights * (d_weights + sign * mean), mean
 
-    d_scores, mean = through_softmax(d_output, value, -1.0)
-    d_scores, transposed = share * d_scores, np.swapaxes(share * weights, -1, -2)
-    steep = d_scores * found.derivative
-    arrays = {
-        "query": dense.scale * (steep @ key),
-        "key": grouped(dense.scale * (np.swapaxes(steep, -1, -2) @ query), dense),
-        "value": grouped(transposed @ d_output, dense),
-    }
-    shape = (query.shape[-3], 1, 1)
+    d_scores, mean = through_softmax(finite, -1.0)
+    d_scores = share * d_scores
+    arrays = products(finite, share * weights, d_scores * found.derivative)
     if dense.bias is not None:
-        arrays["bias"] = _unbroadcast(d_scores, dense.bias.shape)
+        arrays["bias"] = summed(d_scores, dense.bias.shape)
     if dense.sinks is not None:
-        arrays["sinks"] = _unbroadcast(share * found.sink * -mean, shape)[:, 0, 0]
+        arrays["sinks"] = summed(share * found.sink * -mean, shape)[:, 0, 0]
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
-        size, size_mean = through_softmax(abs(d_output), abs(value), 1.0)
-        factor = abs(dense.scale)
-        scales = {
-            "query": factor * (size @ abs(key)),
-            "key": grouped(factor * (np.swapaxes(size, -1, -2) @ abs(query)), dense),
-            "value": grouped(transposed @ abs(d_output), dense),
-        }
+        size, size_mean = through_softmax(finite.magnitudes, 1.0)
+        scales = products(finite.magnitudes, share * weights, size)
         if dense.bias is not None:
-            scales["bias"] = _unbroadcast(size, dense.bias.shape)
+            scales["bias"] = summed(size, dense.bias.shape)
         if dense.sinks is not None:
-            scales["sinks"] = _unbroadcast(found.sink * size_mean, shape)[:, 0, 0]
+            scales["sinks"] = summed(found.sink * size_mean, shape)[:, 0, 0]
         return scales, float(_kappas(dense, found.through).max(initial=0.0))
 
     return Answer(arrays, sizes)
@@ -285,13 +292,16 @@ def gradient_of(dense: Dense, share: NumpyArray) -> dict[str, NumpyArray]:
         return _gradients(dense, share).arrays
 
 
+def products(dense: Dense, weights: NumpyArray, d_scores: NumpyArray) -> dict[str, NumpyArray]:
+    """The gradients that come from weights and the gradient of the scores."""
+    return {
+        "query": dense.scale * (d_scores @ dense.key),
+        "key": grouped(dense.scale * (np.swapaxes(d_scores, -1, -2) @ dense.query), dense),
+        "value": grouped(np.swapaxes(weights, -1, -2) @ dense.cotangent, dense),
+    }
+
+
 def grouped(array: NumpyArray, dense: Dense) -> NumpyArray:
     """The sum over the query heads that share a key head."""
     *leading, heads, rows, width = array.shape
     return np.asarray(array.reshape(*leading, heads // dense.group_size, dense.group_size, rows, width).sum(axis=-3))
-
-
-def _unbroadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
-    padded = (1,) * (array.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
-    return np.asarray(array.sum(axis=axes, keepdims=True)).reshape(shape)

@@ -23,7 +23,7 @@ import math
 
 import numpy as np
 
-from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, exact, heads, scan
+from attention_conformance.oracle.attention import CONTEXT, ZERO, Exact, Head, Row, decimals, exact, heads, scan, summed
 from attention_conformance.problem import NumpyArray, Problem
 
 Parts = dict[str, NumpyArray]
@@ -35,9 +35,7 @@ def gradients(problem: Problem) -> dict[str, Exact]:
         raise ValueError("expected a problem with a cotangent; got none")
     leading, count, *_ = problem.sizes
     with decimal.localcontext(CONTEXT):
-        to_decimal = np.frompyfunc(decimal.Decimal, 1, 1)
-        cotangents = to_decimal(problem.cotangent.astype(np.float64).astype(object))
-        cotangents = cotangents.reshape(math.prod((*leading, count)), *problem.cotangent.shape[-2:])
+        cotangents = decimals(problem.cotangent).reshape(math.prod((*leading, count)), *problem.cotangent.shape[-2:])
         found = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
         if not found:
             return {name: Exact(*[np.zeros(problem.arrays[name].shape)] * 3) for name in problem.variables}
@@ -90,18 +88,5 @@ def _add_row(parts: Parts, head: Head, position: int, row: Row, cotangent: Numpy
 
 def _summed(parts: Parts, name: str, shape: tuple[int, ...]) -> Exact:
     """Add up what was broadcast, or repeated to several query heads, so that the shape is that of the argument."""
-    add_up = _sum_groups if name in ("query", "key", "value") else _sum_broadcast
-    numbers, sizes = (add_up(parts[name + kind], shape) for kind in ("", "|"))
+    numbers, sizes = (summed(parts[name + kind], shape) for kind in ("", "|"))
     return exact(list(numbers.ravel()), list(sizes.ravel()), shape)
-
-
-def _sum_groups(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
-    *leading, heads, rows, columns = array.shape
-    groups = array.reshape(*leading, shape[-3], heads // shape[-3], rows, columns)
-    return np.asarray(groups.sum(axis=-3), dtype=object)
-
-
-def _sum_broadcast(array: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
-    padded = (1,) * (array.ndim - len(shape)) + shape
-    axes = tuple(axis for axis, (have, want) in enumerate(zip(array.shape, padded, strict=True)) if have != want)
-    return np.asarray(array.sum(axis=axes, keepdims=True), dtype=object).reshape(shape)

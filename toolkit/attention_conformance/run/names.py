@@ -18,11 +18,6 @@ from attention_conformance.mistakes.surprises import SURPRISES
 from attention_conformance.mistakes.variants import TEXTS
 
 
-def _variants() -> list[str]:
-    known = [*TEXTS, *(name for name, _ in FACTS.values()), AS_WHOLE[0]]
-    return [*known, *TOUCHED, *(name for _, name, _ in SURPRISES.values()), *NAMES.values()]
-
-
 def case_names() -> list[str]:
     """The names of all cases about a subject."""
     return [case.name for case in (*SUBJECT_CASES, *shapes(), *LARGE, *BITS)]
@@ -30,7 +25,8 @@ def case_names() -> list[str]:
 
 def not_accepted(names: Iterable[str]) -> str:
     """What is wrong with names for ``accepted``; empty where each is that of a convention, a fault or a case."""
-    known = [*_variants(), *case_names()]
+    known = [*TEXTS, *TOUCHED, *NAMES.values(), AS_WHOLE[0], *case_names()]
+    known += [name for name, _ in FACTS.values()] + [name for _, name, _ in SURPRISES.values()]
     for name in names:
         if name not in known:
             return f"expected a convention, a fault or a case to accept; got {name!r}{_near(name, known)}"

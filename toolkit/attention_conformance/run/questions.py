@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from attention_conformance.bits.cases import BITS, SAME_CALL
 from attention_conformance.cases.case import Case
-from attention_conformance.cases.shapes import NARROW, shape_of
+from attention_conformance.cases.shapes import shape_of
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import OF_OTHERS, matching, subject_cases
 from attention_conformance.measure.question import Question
-from attention_conformance.problem import DTYPES
+from attention_conformance.problem import DTYPES, NARROW
 from attention_conformance.run.job import Job
 
 SLOW = ("bits-compiled", "bits-strides", "bits-threads")

@@ -28,8 +28,8 @@ from attention_conformance.measure.kinds import kinds_of
 from attention_conformance.measure.measures import MEASURES, drawn, plain, result_of, variables
 from attention_conformance.measure.messages import Returned
 from attention_conformance.measure.properties import PROPERTY_MEASURES, refuse_gradients
-from attention_conformance.measure.question import Question, Truth, truth_of
-from attention_conformance.mistakes.causes import NARROW_TYPES, Variants, of_another, power
+from attention_conformance.measure.question import Question, truth_of
+from attention_conformance.mistakes.causes import Variants, of_another, power
 from attention_conformance.mistakes.experiments import (
     CAUSE,
     has_narrow_sums,
@@ -41,14 +41,15 @@ from attention_conformance.mistakes.variants import (
     CONVENTIONS,
     EMPTY,
     INEXACT,
-    NARROW,
+    NARROW_SCORES,
     SINGLE,
     TF32,
     Ask,
     Variant,
     cause,
 )
-from attention_conformance.problem import NumpyArray, Problem
+from attention_conformance.oracle.attention import Truth
+from attention_conformance.problem import NARROW, NumpyArray, Problem
 from attention_conformance.verdict.expected import Expected, Origin, met, read_expected
 
 Answer = TypeVar("Answer")
@@ -197,7 +198,9 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if measured.passes:
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
-    found = replace(found, verdict=verdict, **bounds.located(measured, got))
+    extent = bounds.located(measured, got)
+    where = extent.says or f"the gradient of {measured.result} is wrong" * (question.case.measure == "gradient")
+    found = replace(found, verdict=verdict, worst=extent.worst, says=where)
     unlike, is_whole = list[str](), True
     may_ask = question.causes and question.library is None and question.is_trusted
     is_wide_right = question.narrow_is_habit and not may_ask
@@ -209,11 +212,11 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
             is_convention = simpler.verdict == CONVENTION and bool(simpler.variant)
             return replace(found, **names, verdict=CONVENTION if is_convention else found.verdict)
         equal = [] if setting is None else [setting]
-    if is_wide_right and question.dtype in NARROW_TYPES:
+    if is_wide_right and question.dtype in NARROW:
         if may_ask and has_narrow_sums(question, judged):
             equal = [cause("narrow-sums")]
         elif variants.explain_narrow(got, bounds, measured.result):
-            equal = [NARROW]
+            equal = [NARROW_SCORES]
     for inaccurate, allowed in () if equal else _precisions(bounds):
         if inaccurate is not None and allowed.measure(got, truth.arrays).passes:
             equal, unlike = [inaccurate], []
@@ -222,7 +225,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         if equal:
             break
     if not equal and not question.narrow_is_habit and variants.explain_narrow(got, bounds, measured.result):
-        equal = [NARROW]
+        equal = [NARROW_SCORES]
     if not equal and ask is not None and variants.is_of_empty(got, bounds, ask):
         equal = [EMPTY]
     exact = [each.name for each in equal if is_exact(each.name)]
@@ -230,8 +233,8 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         equal, exact, is_whole = lacking, [each.name for each in lacking], True
     if not equal and question.causes:
         equal = variants.of_factor(got, bounds) or of_another(got, bounds)
-        exact, unlike = [each.name for each in equal], [*unlike, *["answer-of-another"] * (not equal)]
-    is_sure, is_of_channels = bool(equal), "channel" in found.says
+        exact, unlike = [each.name for each in equal], [*unlike, *["factor", "answer-of-another"] * (not equal)]
+    is_sure, is_of_channels = bool(equal), "channel" in extent.axes
     if not equal and ask is not None and may_ask and not is_of_channels:
         predicts = functools.partial(variants.predicts, got, bounds)
         with contextlib.suppress(Exception):  # whatever a subject raises for other values
@@ -276,7 +279,7 @@ def _with_cause(
     """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
-        is_convention = is_convention or (variant is NARROW and question.narrow_is_habit)
+        is_convention = is_convention or (variant is NARROW_SCORES and question.narrow_is_habit)
         verdict = "differs by convention" if is_convention else found.verdict
         says = "; ".join(filter(None, (variant.says, "" if found.equals and is_whole else found.says)))
         found = replace(found, variant=variant.name, line=variant.line, says=says, verdict=verdict)
