@@ -188,7 +188,7 @@ SIZES = ("vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate
 
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("hook", ["forward", "forward_pre", "full_backward", "full_backward_pre", ""])
-def test_what_a_call_of_a_module_does_beside_its_class_is_named(torch, of_torch, hook):
+def test_what_a_call_of_a_module_does_and_its_class_does_not_is_named(torch, of_torch, hook):
     theirs = torch.nn.MultiheadAttention(8, 2)
     if hook:
         getattr(theirs.out_proj, f"register_{hook}_hook")(print)
