@@ -160,8 +160,8 @@ def attention(lib: Library, problem: Problem, peer: bool) -> Work | None:
     options = functools.partial(OPTIONS[rule], problem, find(KINDS[rule]) if rule in KINDS else None)
     if not peer:
         function = find("scaled_dot_product_attention")
-        given = [*(lib.array(x, dtype) for x in arrays), *map(lib.array, extra)]
-        return (lambda *x: function(*x[:3], **options(*x[3:]))), given
+        inputs = [*(lib.array(x, dtype) for x in arrays), *map(lib.array, extra)]
+        return (lambda *x: function(*x[:3], **options(*x[3:]))), inputs
     if rule == "sinks" or (rule == "dropout" and lib.name != "torch"):
         return None
     if (mask := options(*extra).get("mask")) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from .._arrays import FLOATING, HALF, Array, DType, cast_to, container_of, dtype_name
@@ -15,7 +15,6 @@ from ._find import array_namespace, backend_of, get_backend, is_compiling, is_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CAST_OPTIONS = ("key", "value", "bias", "sinks", "memory")
-STANDARD = "2024.12"  # from which on functions take Python numbers
 _known: dict[type, Any] = {}  # a table of its own: a compiler must not look into that of backends before it is filled
 
 
@@ -31,7 +30,7 @@ def with_autocast(
     """Let a public function cast its floating-point arguments, float64 excepted, and compute without autocast.
 
     It also computes `without_warnings`: a weight that underflows is 0 by definition, and a masked score is -inf. Errors
-    of wrong keywords, and of arrays of an older standard, get their words here.
+    of wrong keywords get their words here.
 
     Parameters
     ----------
@@ -47,37 +46,24 @@ def with_autocast(
 
     def decorate(function: Function) -> Function:
         function = with_options(taken)(function) if taken else function
-        backends, find, cast_call, check = _known, _find, _cast_call, check_standard
+        backends, find, cast_call = _known, _find, _cast_call
 
         def called(*arguments: Any, **options: Any) -> Any:
-            try:
-                if len(arguments) > position:
-                    array = arguments[position]
-                    backend = backends.get(type(array)) or find(array)
-                    autocast = getattr(backend, "autocast", None)
-                    if autocast is not None:
-                        if autocast.is_on():
-                            return cast_call(autocast, function, array, lowers, arguments, options)
-                    elif (quiet := getattr(backend, "without_warnings", None)) is not None:
-                        with quiet():
-                            return function(*arguments, **options)
-                return function(*arguments, **options)
-            except AttributeError:
-                check(arguments)
-                raise
+            if len(arguments) > position:
+                array = arguments[position]
+                backend = backends.get(type(array)) or find(array)
+                autocast = getattr(backend, "autocast", None)
+                if autocast is not None:
+                    if autocast.is_on():
+                        return cast_call(autocast, function, array, lowers, arguments, options)
+                elif (quiet := getattr(backend, "without_warnings", None)) is not None:
+                    with quiet():
+                        return function(*arguments, **options)
+            return function(*arguments, **options)
 
         return names_keywords(in_place_of(function, called), function.__name__)
 
     return decorate
-
-
-def check_standard(arguments: Iterable[Any]) -> None:
-    """Raise if arrays are of an older version of the standard than the one that is needed."""
-    for array in arguments:
-        xp = array_namespace(array) if hasattr(array, "dtype") else None
-        version = getattr(xp, "__array_api_version__", STANDARD)
-        if version < STANDARD:
-            raise TypeError(f"expected arrays of version {STANDARD} of the array API standard; got {version}") from None
 
 
 def _find(array: Array) -> Any:

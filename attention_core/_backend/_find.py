@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PADDED = ": make it dense, with padding that mask=KeyLengths(...) hides"
 ACCELERATORS = ("cuda", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "metal")  # words in the names of their devices
+STANDARD = "2024.12"  # from which on functions take Python numbers
 _namespaces: dict[type, Namespace] = {}
 _backends: dict[type, Backend] = {}
 _eager_types: set[type] = set()
@@ -83,6 +84,7 @@ def common_namespace(xp: Namespace | None, arrays: Mapping[str, Any], /) -> Name
     if found is None:
         name, value = next(iter(arrays.items()))
         raise TypeError(f"expected {name} as an array; got {type_text(value)}")
+    _check_standard(found)
     return found if xp is None or xp is found else _agreeing(xp, found)
 
 
@@ -97,6 +99,7 @@ def _agreeing(xp: Any, found: Namespace) -> Namespace:
 def own_namespace(xp: Any, /) -> Namespace:
     """The namespace of a library to make arrays with, by the library's own module as well."""
     check_namespace(xp)
+    _check_standard(xp)
     name: str = xp.__name__
     if "." in name or name not in entries():  # not the module that users import; compilers trace no further
         return xp
@@ -107,6 +110,13 @@ def check_namespace(xp: Any, /) -> None:
     """Raise unless this can be a namespace of functions: a module, or an object with the name of one."""
     if not isinstance(getattr(xp, "__name__", None), str) or isinstance(xp, type) or callable(xp):
         raise TypeError(f"expected xp as an array namespace; got {type_text(xp)}")
+
+
+def _check_standard(xp: Any) -> None:
+    """Raise if a namespace is of an older version of the standard than the one that is needed."""
+    version = getattr(xp, "__array_api_version__", STANDARD)
+    if version < STANDARD:
+        raise TypeError(f"expected arrays of version {STANDARD} of the array API standard; got {version}")
 
 
 def is_dense(array: Array, /) -> bool:

@@ -294,6 +294,7 @@ def check_offset(name: str, offset: Any) -> Any:
     """Return what is added to positions, once it is known to be an integer below 2**29, or an integer array."""
     offset = plain_integer(offset)
     if only_array(offset) is not None:
+        common_namespace(None, {name: offset})  # which says what is wrong with a library
         check_integer(name, offset)
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"expected {name} as an integer or an integer array; got {type_text(offset)}")

@@ -41,8 +41,7 @@ class TensorFlowLoops(Loops):
             found = tf.nest.flatten(body(index, filled(values)))
             return index + 1, *map(_shaped, (leaf for leaf in found if leaf is not None), values)
 
-        bounds = (tf.convert_to_tensor(bound, tf.int32) for bound in (start, stop))
-        first, last = bounds
+        first, last = (tf.convert_to_tensor(bound, tf.int32) for bound in (start, stop))
 
         def goes_on(index: Array, *values: Any) -> Array:
             return index < last if proceed is None else tf.logical_and(index < last, proceed(filled(values)))
@@ -59,8 +58,9 @@ class TensorFlowLoops(Loops):
     def block(self, x: Array, index: Any, size: int, axis: int) -> Array:
         # A slice from one tensor to another has no size that XLA could see.
         shape = x.shape.as_list()
-        shape[axis] = size
+        shape[axis] = size if isinstance(size, int) else None
         sizes = [tf.shape(x)[at] if dim is None else dim for at, dim in enumerate(shape)]
+        sizes[axis] = size
         starts = [0] * len(shape)
         starts[axis] = index * size
         return tf.ensure_shape(tf.slice(x, tf.stack(starts), sizes), shape)

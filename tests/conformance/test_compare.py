@@ -67,7 +67,7 @@ MISTAKES = (
 OF_HEADS = {"grouped-heads": "head-order", "joined-heads": "head-order"}
 
 
-OF_DECODERS = ["rotary-pairs", "mask-sense", "scale", "epsilon", "head-order", *OF_HEADS]
+OF_DECODERS = ["rotary-pairs", "mask-sense", "scale", "epsilon", "embedding-scale", "head-order", *OF_HEADS]
 PORTS = [
     *(
         ("Encoder", is_bare, each)

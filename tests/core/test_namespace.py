@@ -182,10 +182,21 @@ def test_public_objects_have_public_addresses(module):
 @pytest.mark.needs("array_api_strict")
 @pytest.mark.parametrize("version", ["2022.12", "2023.12"])
 def test_an_older_version_of_the_standard_is_named(version, xp):
-    x = xp.ones((1, 2, 3, 4))
+    """Wherever arrays or a namespace are given."""
+    x, ids = xp.ones((1, 2, 3, 4), dtype=xp.float32), xp.asarray([2])
+    held = cache.empty_cache((1,), 2, 8, 4, ragged=True, xp=xp)
+    calls = (
+        lambda: ac.scaled_dot_product_attention(x, x, x),
+        lambda: functions.rms_norm(x[0, 0, 0, :], x),
+        lambda: cache.append(held, x, x),
+        lambda: cache.cache_mask(held, 3),
+        lambda: ac.KeyLengths(ids),
+        lambda: ac.Causal().to_array(3, 3, xp=xp),
+        lambda: layers.MultiHeadAttention(8, 2).init(0, xp=xp),
+    )
     xp.set_array_api_strict_flags(api_version=version)
     try:
-        for call in (lambda: ac.scaled_dot_product_attention(x, x, x), lambda: functions.rms_norm(x[0, 0, 0, :], x)):
+        for call in calls:
             with pytest.raises(TypeError):
                 call()
     finally:

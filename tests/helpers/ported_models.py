@@ -163,7 +163,7 @@ class Decoder(torch.nn.Module):
         length = input_ids.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool)
         mask = mask if self.mistake == "mask-sense" else mask.tril()
-        x = self.tokens(input_ids)
+        x = self.tokens(input_ids) * (self.tokens.embedding_dim**0.5 if self.mistake == "embedding-scale" else 1)
         for block in self.blocks:
             x = block(x, mask)
         return self.norm(x) @ self.tokens.weight.T

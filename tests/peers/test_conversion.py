@@ -181,6 +181,18 @@ def test_what_modules_of_torch_have_and_layers_have_not_is_named(torch, of_torch
 SIZES = ("vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_size", "max_position_embeddings")  # fmt: skip
 
 
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("hook", ["forward", "forward_pre", "full_backward", "full_backward_pre", ""])
+def test_what_a_call_of_a_module_does_and_its_class_does_not_is_named(torch, of_torch, hook):
+    theirs = torch.nn.MultiheadAttention(8, 2)
+    if hook:
+        getattr(theirs.out_proj, f"register_{hook}_hook")(print)
+    else:
+        theirs.out_proj.forward = print
+    with pytest.raises(LayoutError, match=r"no hook and no method of its own in out_proj; got print: remove it"):
+        of_torch.from_module(theirs)
+
+
 @pytest.mark.needs("torch", "transformers")
 def test_a_model_is_told_what_reads_it_or_its_parts(bert, of_torch):
     transformers = importlib.import_module("transformers")

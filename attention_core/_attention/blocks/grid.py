@@ -227,7 +227,9 @@ def make_grid(plan: Plan, call: Call) -> Grid:
     xp, loops = call.xp, call.backend.loops
     batch, num_kv_heads, group, rows, _ = shape(call.query, xp=xp)
     lengths, width = (rows, shape(call.key, xp=xp)[-2]), shape(call.value, xp=xp)[-1]
-    sizes, counts = zip(*map(_split_evenly, lengths, plan.block_sizes), strict=True)
+    sizes, counts = zip(
+        *[_split_evenly(*each, xp) for each in zip(lengths, plan.block_sizes, strict=True)], strict=True
+    )
     padded = False
     if loops.traced:
         fill = tuple(count * size - length for count, size, length in zip(counts, sizes, lengths, strict=True))
@@ -293,9 +295,10 @@ def _places(call: Call, side: int, length: Any, total: Any) -> Array:
     return counted_from(call.starts[side], counted, call.xp)
 
 
-def _split_evenly(length: Any, size: int) -> tuple[int, Any]:
-    """The size of blocks of nearly equal size, and their number."""
+def _split_evenly(length: Any, size: int, xp: Namespace) -> tuple[int, Any]:
+    """The size of blocks of nearly equal size, and their number: at least 1, as XLA compiles loops of no step, too."""
     if not isinstance(length, int):
+        length = xp.maximum(length, 1) if hasattr(length, "dtype") else length
         return size, (length + (size - 1)) // size
     count = max(1, -(-length // size))
     return -(-length // count), count

@@ -76,6 +76,23 @@ def test_unknown_lengths_are_traced_with_their_program(arrays):
     assert num_traced() == 0
 
 
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [(7, {"arithmetic": "reproducible"}), (0, {"arithmetic": "reproducible"}), (0, {"implementation": "blockwise"})],
+    ids=["some reproducible", "no reproducible", "no keys in blocks"],
+)
+def test_programs_of_an_unknown_number_of_keys_have_the_bits_of_a_call(length, options, arrays):
+    """Programs for XLA too, which compiles the loops that have no step."""
+    some = [array[..., :7, :] for array in arrays[:1]] + [array[..., :length, :] for array in arrays[1:]]
+    specs = [tf.TensorSpec((2, 3, 7, 5)), *[tf.TensorSpec((2, 3, None, 5))] * 2]
+
+    def attend(*arrays):
+        return scaled_dot_product_attention(*arrays, is_causal=True, **options)
+
+    program = tf.function(attend, input_signature=specs, jit_compile=not length)
+    np.testing.assert_array_equal(program(*some), attend(*some))
+
+
 def test_batches_of_any_number_are_traced_once_for_all_calls(arrays):
     """As Keras builds models, and trains them after a last batch that is smaller."""
     one = tf.TensorSpec((None, 3, 70, 5))

@@ -28,10 +28,11 @@ SETTINGS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("mask-sense", "is_causal", (True, False)),
     ("rotary-pairs", "interleaved", (True, False)),
     ("rotary-base", "rotary_base", (None, 1e4, 1e5, 5e5, 1e6)),
+    ("embedding-scale", "embedding_scale", (None, lambda each: math.sqrt(each.channels))),
     ("window", "window", (None,)),
     ("softcap", "softcap", (None,)),
 )
-"""Mistakes by the name of a setting, and what it may be instead."""
+"""Mistakes by the name of a setting, and what it may be instead; functions are of the definition."""
 
 SCALES = {"1": 0.5, "1/D": -0.5, "1/√D, twice": -0.5}
 """Wrong scales, and the power of D that they are away from 1/√D."""
@@ -207,9 +208,11 @@ def mistake_of(
     """The mistake with which a definition computes the results of another model, in one layer or in all of them.
 
     A mistake has to explain the first place that left its bound, which has this ``name``. Of several, it is the one
-    that is nearest at the end of the layer. The side has the definition, and ``places`` what it computed. ``targets``
-    are the results of the other model that one of ours may be. ``clear`` leaves out padding.
+    that is nearest at the end of the layer; or one in all layers, if it alone explains the end, too. The side has the
+    definition, and ``places`` what it computed. ``targets`` are the results of the other model that one of ours may be.
+    ``clear`` leaves out padding.
     """
+    best = list[tuple[float, Cause]]()
     for stage, names in _stages(side, inputs, places, name) if side.definitions else ():
         before = {each.name: clear(each) for each in stage.places()}
 
@@ -237,9 +240,10 @@ def mistake_of(
                 effect = "then all numbers are" if is_all else f"then {names(here)} is, and {names(last)} is not"
                 effect = f"{effect} within the bound"
             found.append((off_last, cause._replace(says=f"{cause.says}: {effect}")))
-        if found:
-            return [min(found, key=lambda each: each[0])[1]]
-    return []
+        best += sorted(found, key=lambda each: each[0])[:1]
+        if found and best[-1][0] <= bounds[names(last)]:
+            return [best[-1][1]]
+    return [cause for _, cause in best[:1]]
 
 
 def distance(first: NumpyArray, second: NumpyArray) -> float:
@@ -287,6 +291,7 @@ def _mistakes(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
         at = [i for i, each in enumerate(stage.definitions) if isinstance(each, kind) and hasattr(each, name)]
         for value in values if at else ():
             changed, before = [*stage.definitions], getattr(stage.definitions[at[-1]], name)
+            value = value(changed[at[-1]]) if callable(value) else value
             for i in at:
                 changed[i] = replace(changed[i], **{name: value})
             if changed != [*stage.definitions]:
@@ -376,7 +381,7 @@ def _weights(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
         groups: dict[str, dict[str, NumpyArray]] = {}
         for name, array in changed.items():
             kind = ".".join(part for part in name.split(".") if not part.isdigit() and part != "layers")
-            inside = ("query, key and value",) * _is_inside(name)
+            inside = ("query, key and value",) * bool({"query", "key", "value"} & {*name.split(".")})
             for group in (stage.told(name), f"{kind}, of all layers", *inside, "all maps"):
                 groups.setdefault(group, {})[name] = array
         tried = list[set[str]]()
@@ -384,7 +389,3 @@ def _weights(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
             if {*some} not in tried:
                 tried.append({*some})
                 yield Cause(cause, f"{group} {says}"), stage.with_arrays(some)
-
-
-def _is_inside(name: str) -> bool:
-    return bool({"query", "key", "value"} & {*name.split(".")})

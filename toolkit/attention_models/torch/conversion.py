@@ -21,6 +21,7 @@ MODULES: dict[type[Any], str] = {
     torch.nn.TransformerEncoderLayer: "torch-encoder-layer",
     torch.nn.TransformerDecoderLayer: "torch-decoder-layer",
 }
+HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 PARTS = {"Layer": "bert-layer", "Embeddings": "bert-embeddings", "Model": "bert"}
 
 
@@ -49,7 +50,7 @@ def from_module(module: torch.nn.Module, /) -> Any:
     TypeError
         When the module is of another class; classes derived from these may compute something else.
     attention_models.layouts.LayoutError
-        When it has a setting that cannot be carried over; the message names it.
+        When it has a setting, a hook or a method of its own that cannot be carried over; the message names it.
 
     Examples
     --------
@@ -59,6 +60,7 @@ def from_module(module: torch.nn.Module, /) -> Any:
     True
     """
     name = _name(type(module), _hint(module))
+    _check_calls(module)
     if name == "bert":
         if module.pooler is not None:
             warnings.warn(f"left out of {type(module).__name__}: pooler, no part of an encoder here", stacklevel=2)
@@ -216,6 +218,16 @@ def _one(name: str, *values: float) -> float:
     if len(set(values)) > 1:
         raise LayoutError(f"expected one {name}; got {', '.join(map(str, values))}: make them equal in the module")
     return values[0]
+
+
+def _check_calls(module: torch.nn.Module) -> None:
+    """Raise if a call of a module, or of a part of it, does more than its class says: a layer would not do it."""
+    for name, part in module.named_modules():
+        called = [hook for kind in HOOKS for hook in getattr(part, kind).values()] + [vars(part).get("forward")]
+        for each in called:
+            if each is not None and getattr(each, "__module__", "") != "transformers.utils.output_capturing":
+                got, where = getattr(each, "__qualname__", type(each).__name__), name or type(module).__name__
+                raise LayoutError(f"expected no hook and no method of its own in {where}; got {got}: remove it")
 
 
 def _check_config(config: Any) -> None:
