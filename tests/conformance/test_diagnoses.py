@@ -215,7 +215,7 @@ def test_of_equal_masks_that_of_the_same_query_is_told():
 
     case = "shape-70x130-h3on3-maskb"
     told = found(Subject(attention, **PLAIN | {"mask": "keep", "mask_name": "mask"}), case)[case].says
-    row, other = re.match(r"(.*), sample \d has the mask or bias of (.*), sample \d", told).groups()
+    row, other = re.match(r"(.*), batch element \d has the mask or bias of (.*), batch element \d", told).groups()
     assert row == other
 
 

@@ -171,4 +171,4 @@ def test_a_wrong_consumer_fails_the_groups_that_the_page_names(fault):
         failed = [group for group in GROUPS if names["wrong_problems"](group, "float32")[1]]
     assert failed == WRONG[fault]["fails"]
     told = "all" if failed == list(GROUPS) else ", ".join(f"`{group}`" for group in failed)
-    assert f"| {fault} | {told} |\n" in PAGE.read_text("utf-8")
+    assert f"| {fault} | {told} |\n" in (FOLDER / "README.md").read_text("utf-8")
