@@ -31,7 +31,6 @@ from ._arrays import (
 from ._backend import (
     Backend,
     Operation,
-    array_namespace,
     backend_for,
     can_be_read,
     is_compiling,
@@ -40,7 +39,6 @@ from ._backend import (
     numbers_of,
     own_namespace,
     register,
-    runs_at_once,
 )
 from ._checks import check_integer, check_sizes, number_text, plain_integer
 from ._keywords import names_keywords, unconverted
@@ -377,20 +375,9 @@ def _hashed_in_a_step(seed: Any, *at: Array, xp: Namespace) -> tuple[Array, ...]
 
 
 def _hashed(seed: Any, sample: Array, row: Array, column: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """The hash of all words but the last, and what the last is before it joins.
-
-    NumPy hashes what can be read, where the library would call each operation: calls take it a fifth of the time.
-    """
-    words, at = seed_words(seed, xp=xp), (sample, row, column)
-    if isinstance(words[0], int) and runs_at_once(row):
-        sample, row, column = map(backend_for(row, xp).to_numpy, at)
-        found = _hashes(words, sample, row, column, xp=array_namespace(row))
-        return tuple(xp.asarray(each, **on_device_of(at[0])) for each in found)
-    return _hashes(words, *at, xp=xp)
-
-
-def _hashes(words: tuple[Any, Any], sample: Array, row: Array, column: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    return hash_words(*words, _LEADING, sample, row, xp=xp), _joined(column, 6 * _GOLDEN, xp)  # the sixth word
+    """The hash of all words but the last, and what the last is before it joins."""
+    rows = hash_words(*seed_words(seed, xp=xp), _LEADING, sample, row, xp=xp)
+    return rows, _joined(column, 6 * _GOLDEN, xp)  # the sixth word
 
 
 def _hashed_abstract(_: Any, arrays: tuple[Array, ...], backend: Backend) -> tuple[Array, ...]:
