@@ -99,11 +99,11 @@ def _agreeing(xp: Any, found: Namespace) -> Namespace:
 def own_namespace(xp: Any, /) -> Namespace:
     """The namespace of a library to make arrays with, by the library's own module as well."""
     check_namespace(xp)
-    _check_standard(xp)
     name: str = xp.__name__
-    if "." in name or name not in entries():  # not the module that users import; compilers trace no further
-        return xp
-    return get_backend(name).namespace
+    if "." not in name and name in entries():  # the module that users import; compilers trace no further
+        xp = get_backend(name).namespace
+    _check_standard(xp)
+    return xp
 
 
 def check_namespace(xp: Any, /) -> None:
