@@ -15,7 +15,7 @@ from typing import Any
 
 from attention_conformance.bits.cases import BITS, VARIATIONS
 from attention_conformance.bits.pair import OTHER_BITS
-from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.catalogue import kernel_cases
 from attention_conformance.measure.finding import (
     CONVENTION,
     VERDICTS,
@@ -90,7 +90,7 @@ def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str,
     findings = [_finding(each) for document in documents for each in document["findings"]]
     facts = {name: tuple(each) if isinstance(each, list) else each for name, each in about["assumed"].items()}
     groups: dict[str, list[Finding]] = {name: [] for name in PROPERTIES}
-    cases = {case.name: case for case in (*subject_cases(), *BITS)}
+    cases = {case.name: case for case in (*kernel_cases(), *BITS)}
     for each in findings:
         if each.case in cases:
             groups[property_of(cases[each.case], each.dtype)].append(each)

@@ -171,7 +171,7 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch
             raise ImportError("no jax")
         return get_backend(name)
 
-    monkeypatch.setattr("attention_conformance.run.subjects.get_backend", without_jax)
+    monkeypatch.setattr("attention_conformance.run.kernels.get_backend", without_jax)
     found = in_this_process(*arguments)
     assert found.exit_code == 2
     assert words in found.stderr

@@ -23,8 +23,8 @@ from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
 from attention_conformance.run.job import Job, job_of
+from attention_conformance.run.kernels import Message, supervised, work
 from attention_conformance.run.names import no_case
-from attention_conformance.run.subjects import Message, supervised, work
 from attention_conformance.verdict.expected import (
     Expected,
     ExpectedError,

@@ -1,4 +1,4 @@
-"""Tests for pytest, one for each case that a subject can be asked."""
+"""Tests for pytest, one for each case that a kernel can be asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attention_conformance.measure.finding import Finding, accept
 from attention_conformance.measure.question import Question
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.job import Job, job_of
-from attention_conformance.run.subjects import finding_of, questions_of
+from attention_conformance.run.kernels import finding_of, questions_of
 from attention_conformance.verdict.expected import Expected, Origin, expected_of, met, unmatched
 from attention_conformance.verdict.judge import offered
 from attention_conformance.written.story import story
@@ -25,7 +25,7 @@ from attention_conformance.written.story import story
 
 @dataclass(frozen=True)
 class CaseTest:
-    """A case of a subject, as a test.
+    """A case of a kernel, as a test.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class CaseTest:
     _again: Callable[[Finding], list[str]] = field(repr=False)
 
     def check(self) -> Finding:
-        """Run the case: fail with what is wrong, skip what the subject refuses, and expect what is expected.
+        """Run the case: fail with what is wrong, skip what the kernel refuses, and expect what is expected.
 
         Returns
         -------
@@ -60,20 +60,20 @@ class CaseTest:
 def case_tests(target: str, options: Options) -> list[CaseTest]:
     """The tests of a target, by the options that were chosen."""
     job = job_of(target, options, power=False)  # tests say nothing of planted faults
-    subject = load_target(target, **job.declared)
-    other = subject if job.same_bits_as == target else load_target(job.same_bits_as) if job.same_bits_as else None
-    return _tests(subject, job, expected_of(target, options.expected), other)
+    kernel = load_target(target, **job.declared)
+    other = kernel if job.same_bits_as == target else load_target(job.same_bits_as) if job.same_bits_as else None
+    return _tests(kernel, job, expected_of(target, options.expected), other)
 
 
-def _tests(subject: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[CaseTest]:
-    """A test for each question that the subject offers; the first shows that there is any answer."""
+def _tests(kernel: Subject, job: Job, expected: Sequence[Expected], same_bits_as: Subject | None) -> list[CaseTest]:
+    """A test for each question that the kernel offers; the first shows that there is any answer."""
     if job.complaint:
         raise ValueError(job.complaint)
     again = functools.partial(_again, job)
     with warnings.catch_warnings(action="ignore"):
-        subject, known, asked = questions_of(subject, job, same_bits_as)
+        kernel, known, asked = questions_of(kernel, job, same_bits_as)
         offers = [each for each in asked if same_bits_as is not None or _is_offered(each)]
-    origin = Origin(subject.device or "cpu", subject.backend or "")
+    origin = Origin(kernel.device or "cpu", kernel.backend or "")
     if same_bits_as is None and not (job.cases or job.dtypes):
         blanks = [Finding(each.case.name, each.dtype, 0, "", "right") for each in asked]
         named = [each for each in expected if not each.variant]  # of a variant, only results tell

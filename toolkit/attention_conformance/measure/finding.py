@@ -1,4 +1,4 @@
-"""What comes of one case on a subject: a verdict, the measured error, and what the wrong answer equals."""
+"""What comes of one case on a kernel: a verdict, the measured error, and what the wrong answer equals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Finding:
     verdict : str
         One of `VERDICTS`. *Silently wrong*: finite numbers that are not the answer. *Visibly wrong*: NaN or infinity
         instead of a number, or a wrong shape or dtype. *Refused*: an exception before there was a result.
-        *Other bits*: not those of another call or subject, which owes no more than a bound.
+        *Other bits*: not those of another call or kernel, which owes no more than a bound.
         *Crashed*: no call can follow in the process, or on its device.
     error, bound : float
         In units in the last place of the scale.
@@ -91,9 +91,9 @@ class Finding:
     equals : tuple of str
         The names of all conventions and faults that the result equals. ``rejected`` has those that it does not.
     kinds : tuple of str
-        What the call asks of the subject: causality, gradients, and so on.
+        What the call asks of the kernel: causality, gradients, and so on.
     backend, device, mode, implementation, measure : str
-        In which way it was called, where a subject is called in several; the implementation is empty where the call
+        In which way it was called, where a kernel is called in several; the implementation is empty where the call
         names none. A `Case` says what its measure is.
     """
 
@@ -189,7 +189,7 @@ def most_telling(findings: Iterable[Finding]) -> Finding | None:
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings of one verdict and one cause together: the worst first, then causes with a name.
 
-    What small calls found about all of a subject comes before its cases. That state or threads matter comes before
+    What small calls found about all of a kernel comes before its cases. That state or threads matter comes before
     other causes, as these may be guesses at what they do. A cause that fails to predict more than half as many wrong
     numbers as it predicts comes after others. So does what several calls disagree in, and inexact arithmetic, where
     another cause predicts the numbers of an eighth as many calls. Of others, what many cases show comes first, where a

@@ -1,4 +1,4 @@
-"""Kinds of calls, and those that a subject offers and refuses throughout."""
+"""Kinds of calls, and those that a kernel offers and refuses throughout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_CALLED = ("not offered", "refused", "crashed", "timed out")
 
 
 def kinds_of(problem: Problem, dtype: str, several: bool = False) -> tuple[str, ...]:
-    """What a fitted problem asks of a subject; of several calls, what they have in common."""
+    """What a fitted problem asks of a kernel; of several calls, what they have in common."""
     _, heads, _, columns = problem.sizes
     asked = {
         CAUSAL: not several and bool(problem.options.get("is_causal")),

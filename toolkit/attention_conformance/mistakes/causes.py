@@ -80,7 +80,7 @@ class Variants:
             return None
 
     def _others(self, bounds: Bounds, evidence: Mapping[str, float]) -> Iterator[tuple[Variant, Answer | None]]:
-        """All variants with their answers: those that have explained answers of the subject, then the likeliest."""
+        """All variants with their answers: those that have explained answers of the kernel, then the likeliest."""
         others = [*CONVENTIONS]
         if bounds.question.causes:
             others += [MEMORY_OF, *FAULTS, *DIAGNOSES]
@@ -132,7 +132,7 @@ class Variants:
         if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], [], True
         equal, partial, unlike = dict[str, Variant](), dict[str, Variant](), set[str]()
-        evidence = bounds.question.subject.known.setdefault("evidence", Counter())
+        evidence = bounds.question.kernel.known.setdefault("evidence", Counter())
         rows, size = _wrong_rows(got, bounds), size_of(bounds.problem)
 
         def weigh(variant: Variant, other: Answer | None) -> None:
@@ -223,7 +223,7 @@ class Variants:
         empty = None if self._dense is None else empty_rows(self._dense)
         if ask is None or empty is None or problem.cotangent is None:
             return False
-        with contextlib.suppress(Exception):  # whatever a subject raises
+        with contextlib.suppress(Exception):  # whatever a kernel raises
             return bool(ask(replace(problem, cotangent=None))["output"][empty[..., 0]].any())
         return False
 
@@ -238,7 +238,7 @@ class Variants:
         cotangent = np.where(empty, 0, problem.cotangent).astype(problem.cotangent.dtype)
         try:
             silent = ask(replace(problem, cotangent=cotangent))
-        except Exception:  # whatever a subject raises
+        except Exception:  # whatever a kernel raises
             return False
         truth, reach = bounds.truth.arrays, of_rows(self._dense, empty)
         mended = {name: _mended(each, np.isnan(each) & reach[name], truth[name]) for name, each in silent.items()}
@@ -254,7 +254,7 @@ class Variants:
             if all(each.tobytes() == found[name].tobytes() for name, each in got.items()):
                 return False
             other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in found.items()}
-        except Exception:  # whatever a subject raises the second time
+        except Exception:  # whatever a kernel raises the second time
             return False
         return not bounds.measure(got, other).passes
 
@@ -262,7 +262,7 @@ class Variants:
         """The arrays of a call before that explain a result in place of its own."""
         question, found = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
-            other = answer(dense_of(meant(problem, question.subject)))
+            other = answer(dense_of(meant(problem, question.kernel)))
             found += [variant] * bounds.measure(got, other.exact(got)).passes
         return found
 

@@ -1,4 +1,4 @@
-"""Conventions of a subject that calls have found, and that the contract has otherwise."""
+"""Conventions of a kernel that calls have found, and that the contract has otherwise."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from attention_conformance.bits.cases import BITS
 from attention_conformance.kernel.options import FACTS, word_of
 from attention_conformance.kernel.probe import settled
 from attention_conformance.launch.subject import Subject
-from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.catalogue import kernel_cases
 from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.question import Question
 from attention_conformance.problem import Problem
@@ -37,7 +37,7 @@ def problem_of(finding: Finding, subject: Subject) -> Problem:
         With all ``arrays`` of the call, and the ``cotangent`` of a case about gradients.
     """
     subject = settled(subject)
-    (case,) = (each for each in (*subject_cases([finding.case]), *BITS) if each.name == finding.case)
+    (case,) = (each for each in (*kernel_cases([finding.case]), *BITS) if each.name == finding.case)
     return asked(Question(subject, case, finding.dtype, seed=finding.seed))
 
 

@@ -12,15 +12,15 @@ from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.shapes import shape_of
 from attention_conformance.kernel.probe import PROBES
 from attention_conformance.launch.watch import TOUCHED
-from attention_conformance.measure.catalogue import SUBJECT_CASES, shapes
+from attention_conformance.measure.catalogue import KERNEL_CASES, shapes
 from attention_conformance.measure.kinds import NAMES
 from attention_conformance.mistakes.surprises import SURPRISES
 from attention_conformance.mistakes.variants import TEXTS
 
 
 def case_names() -> list[str]:
-    """The names of all cases about a subject."""
-    return [case.name for case in (*SUBJECT_CASES, *shapes(), *LARGE, *BITS)]
+    """The names of all cases about a kernel."""
+    return [case.name for case in (*KERNEL_CASES, *shapes(), *LARGE, *BITS)]
 
 
 def not_accepted(names: Iterable[str]) -> str:

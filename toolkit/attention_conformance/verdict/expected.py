@@ -35,7 +35,7 @@ class ExpectedError(ValueError):
 
 @dataclass(frozen=True)
 class Origin:
-    """The device and the library on which a subject was run."""
+    """The device and the library on which a kernel was run."""
 
     device: str = "cpu"
     backend: str = ""

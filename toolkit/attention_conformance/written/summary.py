@@ -1,4 +1,4 @@
-"""What was found about a subject: text for people, JSON for programs."""
+"""What was found about a kernel: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NAMES = {
 
 
 def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
-    """A line for each fact about a subject, with how it is known."""
+    """A line for each fact about a kernel, with how it is known."""
     if facts.get("native"):
         return ["the signature of attention_core.scaled_dot_product_attention"]
     lines = []

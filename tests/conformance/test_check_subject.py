@@ -28,12 +28,12 @@ def test_a_planted_fault_is_caught(fault, case):
     assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].verdict in WRONG
 
 
-def test_a_subject_that_promises_the_same_bits_in_any_batch_is_held_to_it():
+def test_a_kernel_that_promises_the_same_bits_in_any_batch_is_held_to_it():
     bounds, bits = "batch-invariance", "batch-invariance-bits"
     verdicts = {}
     for fault in ("", "a last bit that counts the samples", "the first mask in a large batch"):
-        subject = Subject(planted.Kernel(fault), **TAKES, batch_invariant=True)
-        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, bounds, bits).items()}
+        kernel = Subject(planted.Kernel(fault), **TAKES, batch_invariant=True)
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(kernel, bounds, bits).items()}
     assert verdicts[""] == {bounds: "right", bits: "right"}
     assert verdicts["a last bit that counts the samples"] == {bounds: "right", bits: "other-bits-in-batch"}
     assert verdicts["the first mask in a large batch"][bounds] not in ("right", "not offered")
@@ -74,8 +74,8 @@ def test_dropout_of_a_foreign_generator_is_checked_by_its_share_factor_and_masks
     case = "dropout-of-its-own"
     verdicts = {}
     for fault in ("", *DROPPING):
-        subject = settled(Subject(Dropping(fault)))
-        verdicts[fault] = found(subject, case)[case].verdict
+        kernel = settled(Subject(Dropping(fault)))
+        verdicts[fault] = found(kernel, case)[case].verdict
     assert verdicts.pop("") == "right"
     assert set(verdicts.values()) == {"silently wrong"}
 
@@ -110,8 +110,8 @@ def by_pieces(fault=""):
 def test_pieces_are_merged_by_the_logsumexp_that_a_kernel_returns():
     case, verdicts = "merged-pieces", {}
     for fault in ("", "base 2", "maximum for the logsumexp"):
-        subject = settled(Subject(by_pieces(fault)))
-        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, case, "scale").items()}
+        kernel = settled(Subject(by_pieces(fault)))
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(kernel, case, "scale").items()}
     assert verdicts[""] == {case: "right", "scale": "right"}
     assert verdicts["base 2"] == {case: "right", "scale": "logsumexp-of-base-2"}
     assert verdicts["maximum for the logsumexp"] == {case: "silently wrong", "scale": "silently wrong"}
@@ -159,14 +159,14 @@ def test_a_row_of_the_lowest_scores_is_no_masked_row():
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
 def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):
     case, name = told
-    subject = Subject(planted.Kernel(habit), **TAKES)
-    assert verdict_of(subject, case) == ("differs by convention", name)
-    assert found(subject, case, accepted=[name])[case].verdict == "accepted"
+    kernel = Subject(planted.Kernel(habit), **TAKES)
+    assert verdict_of(kernel, case) == ("differs by convention", name)
+    assert found(kernel, case, accepted=[name])[case].verdict == "accepted"
 
 
 def test_nan_where_there_is_no_key_is_that_of_a_masked_row():
-    subject = Subject(planted.Kernel("nan of a masked row"), **TAKES)
-    assert verdict_of(subject, "no-keys") == ("differs by convention", "nan-of-masked-row")
+    kernel = Subject(planted.Kernel("nan of a masked row"), **TAKES)
+    assert verdict_of(kernel, "no-keys") == ("differs by convention", "nan-of-masked-row")
 
 
 HIDDEN = (
@@ -205,8 +205,8 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
 def test_the_bits_of_equal_calls_are_compared_in_one_way_of_calling():
     import jax
 
-    subject, case = Subject(jax.nn.dot_product_attention, backend="jax"), "shape-64x513-h4on1-d16-plain-again"
-    assert found(settled(subject), case)[case].verdict == "right"
+    kernel, case = Subject(jax.nn.dot_product_attention, backend="jax"), "shape-64x513-h4on1-d16-plain-again"
+    assert found(settled(kernel), case)[case].verdict == "right"
 
 
 @pytest.mark.needs("jax")
@@ -224,8 +224,8 @@ def test_lengths_of_a_kernel_of_jax_are_read_from_masks():
 
 @pytest.mark.needs("jax")
 def test_a_kind_of_device_is_its_first_device():
-    subject = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
-    assert found(subject, "scale")["scale"].verdict == "right"
+    kernel = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
+    assert found(kernel, "scale")["scale"].verdict == "right"
 
 
 @pytest.mark.needs("torch")
@@ -234,8 +234,8 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
         return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
     for dtypes, verdict in ((("float32", "bfloat16"), "differs by convention"), (("bfloat16",), "silently wrong")):
-        subject = settled(Subject(attention, backend="torch", dtypes=dtypes))
-        findings = found(subject, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
+        kernel = settled(Subject(attention, backend="torch", dtypes=dtypes))
+        findings = found(kernel, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
         assert {(each.verdict, each.variant) for each in findings} - {("right", "")} == {(verdict, "narrow-scores")}
 
 
@@ -255,13 +255,13 @@ def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
 
 
 def test_a_wrong_finding_has_its_worst_element_and_its_arrays_again():
-    subject = Subject(planted.Kernel("future key from 64"), **TAKES)
-    wrong = found(subject, "shape-128x128-d64-causal", seed=5)["shape-128x128-d64-causal"]
+    kernel = Subject(planted.Kernel("future key from 64"), **TAKES)
+    wrong = found(kernel, "shape-128x128-d64-causal", seed=5)["shape-128x128-d64-causal"]
     assert str(wrong.worst.index) in wrong.detail
     assert f"expected {wrong.worst.expected:.9g}; got {wrong.worst.got:.9g}" in wrong.detail
-    arrays = problem_of(wrong, subject).arrays
+    arrays = problem_of(wrong, kernel).arrays
     assert {name: each.shape for name, each in arrays.items()} == wrong.shapes
-    got = subject.function(*(arrays[name] for name in ("query", "key", "value")), is_causal=True)
+    got = kernel.function(*(arrays[name] for name in ("query", "key", "value")), is_causal=True)
     assert got[wrong.worst.index] == wrong.worst.got
     row = json.loads(json.dumps(to_row(replace(wrong, error=math.inf)), allow_nan=False))
     assert (row["error"], row["worst"]["got"]) == ("inf", wrong.worst.got)
@@ -279,8 +279,8 @@ def test_the_most_telling_finding_is_silent_wide_and_small():
 
 
 def test_an_honest_pair_without_autograd_is_right():
-    subject = settled(Subject(planted.forward, backward=planted.Backward()))
-    verdicts = {each.verdict for each in found(subject, "gradient*").values()}
+    kernel = settled(Subject(planted.forward, backward=planted.Backward()))
+    verdicts = {each.verdict for each in found(kernel, "gradient*").values()}
     assert verdicts == {"right", "not offered"}
 
 
@@ -352,11 +352,11 @@ def test_a_logsumexp_in_float32_of_an_output_in_float64_is_a_convention():
 
 
 def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_accepted():
-    subject = settled(Subject(planted.Kernel("inverted mask")))
-    (told,) = surprises(subject.declared, ())
+    kernel = settled(Subject(planted.Kernel("inverted mask")))
+    (told,) = surprises(kernel.declared, ())
     assert (told.verdict, told.variant, told.line) == ("differs by convention", "inverted-mask", 1)
-    assert surprises(subject.declared, ("mask",)) == []
-    assert [accept(each, ["inverted-mask"]).verdict for each in surprises(subject.declared, ())] == ["accepted"]
+    assert surprises(kernel.declared, ("mask",)) == []
+    assert [accept(each, ["inverted-mask"]).verdict for each in surprises(kernel.declared, ())] == ["accepted"]
     (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())
     assert (told.verdict, told.variant) == ("visibly wrong", "other-dtype")
 
@@ -395,17 +395,15 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
         return wrong(query, key, value)
 
     for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
-        subject = settled(Subject(function, backend="torch"))
-        assert subject.differentiates
-        findings = found(
-            subject, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient"
-        )
+        kernel = settled(Subject(function, backend="torch"))
+        assert kernel.differentiates
+        findings = found(kernel, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient")
         assert findings["mask"].verdict == findings["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
         assert findings["shape-130x130-d64-mask-gradient"].verdict == verdict
     verdicts = {}
     for function in (honest, together, F.scaled_dot_product_attention):
-        subject = settled(Subject(function, backend="torch"))
-        findings = found(subject, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
+        kernel = settled(Subject(function, backend="torch"))
+        findings = found(kernel, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
         verdicts[function.__name__] = [each.verdict for each in findings.values()]
     assert verdicts == {
         "honest": ["not offered", "right", "right"],
