@@ -77,7 +77,7 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     assert in_this_process(target, *case, *accepted).exit_code == 0
 
 
-def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_path):
+def test_expected_results_pass_and_one_that_is_right_is_an_error(target, tmp_path):
     case = ("--case", "scale", "--case", "empty-row-mask", "--dtype", "float32")
     file = tmp_path / "expected.toml"
     assert in_this_process(target, *case, "--write-expected", file).exit_code == 1

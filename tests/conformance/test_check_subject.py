@@ -194,11 +194,11 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
 
     if library == "jax":  # eager, each operation is compiled for each shape
         attention = importlib.import_module("jax").jit(attention, static_argnames="is_causal")
-    findings = found(settled(Subject(attention, backend=library)), *HIDDEN)
-    told = {(each.verdict, each.variant) for each in findings.values()} - {("right", "")}
-    assert told == {("differs by convention", "nan-through-mask")}, findings
-    assert findings["gradient-masked-nonfinite"].variant == "nan-through-mask"
-    assert findings["masked-nan-key"].variant == "nan-through-mask"
+    results = found(settled(Subject(attention, backend=library)), *HIDDEN)
+    told = {(each.verdict, each.variant) for each in results.values()} - {("right", "")}
+    assert told == {("differs by convention", "nan-through-mask")}, results
+    assert results["gradient-masked-nonfinite"].variant == "nan-through-mask"
+    assert results["masked-nan-key"].variant == "nan-through-mask"
 
 
 @pytest.mark.needs("jax")
@@ -235,8 +235,8 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
 
     for dtypes, verdict in ((("float32", "bfloat16"), "differs by convention"), (("bfloat16",), "silently wrong")):
         kernel = settled(Subject(attention, backend="torch", dtypes=dtypes))
-        findings = found(kernel, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
-        assert {(each.verdict, each.variant) for each in findings} - {("right", "")} == {(verdict, "narrow-scores")}
+        results = found(kernel, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
+        assert {(each.verdict, each.variant) for each in results} - {("right", "")} == {(verdict, "narrow-scores")}
 
 
 @pytest.mark.parametrize("fault", [each for each in planted.LEAKS if planted.LEAKS[each] is not None])
@@ -254,7 +254,7 @@ def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
         assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].variant == name
 
 
-def test_a_wrong_finding_has_its_worst_element_and_its_arrays_again():
+def test_a_wrong_result_has_its_worst_element_and_its_arrays_again():
     kernel = Subject(planted.Kernel("future key from 64"), **TAKES)
     wrong = found(kernel, "shape-128x128-d64-causal", seed=5)["shape-128x128-d64-causal"]
     assert str(wrong.worst.index) in wrong.detail
@@ -267,7 +267,7 @@ def test_a_wrong_finding_has_its_worst_element_and_its_arrays_again():
     assert (row["error"], row["worst"]["got"]) == ("inf", wrong.worst.got)
 
 
-def test_the_most_telling_finding_is_silent_wide_and_small():
+def test_the_most_telling_result_is_silent_wide_and_small():
     def made(case, verdict, dtype, rows):
         return Finding(case, dtype, 1, "", verdict, shapes={"query": (rows, 8)})
 
@@ -293,8 +293,8 @@ def test_sums_of_one_term_after_the_other_are_not_called_wrong():
         sums = [np.cumsum(each, axis=2, dtype=each.dtype)[:, :, -1] for each in rows]
         return np.stack(sums, axis=2) / total
 
-    findings = found(Subject(attention, **TAKES), "average-32768")
-    assert {each.verdict for each in findings.values()} == {"right"}
+    results = found(Subject(attention, **TAKES), "average-32768")
+    assert {each.verdict for each in results.values()} == {"right"}
 
 
 @pytest.mark.needs("torch")
@@ -303,24 +303,24 @@ def test_gradients_of_one_array_are_those_of_the_array_that_was_passed():
         return (query @ key.transpose(-1, -2)).softmax(-1) @ value
 
     options = {"backend": "torch", "default_scale": "one", "differentiates": True}
-    findings = found(Subject(attention, **TAKES | options), "gradient-of-one-array", "gradient-after-other-forward")
-    assert [each.verdict for each in findings.values()] == ["right", "right"]
+    results = found(Subject(attention, **TAKES | options), "gradient-of-one-array", "gradient-after-other-forward")
+    assert [each.verdict for each in results.values()] == ["right", "right"]
 
 
 @pytest.mark.needs("torch")
 def test_the_gradient_of_a_number_has_no_axes():
-    findings = found(load_target("attention-core", backend="torch"), "gradient-score-mod")
-    assert [each.verdict for each in findings.values()] == ["right"]
+    results = found(load_target("attention-core", backend="torch"), "gradient-score-mod")
+    assert [each.verdict for each in results.values()] == ["right"]
 
 
 def test_bounds_reject_faults_of_the_definition():
     cases = ("shape-129x129-d64-causal", "grouped-heads", "no-queries")
-    findings = found(Subject(planted.Kernel(), **TAKES), *cases, power=True)
-    assert bool(findings["no-queries"].planted) > bool(findings["no-queries"].rejected)
-    assert "future-key-from-64" in findings["shape-129x129-d64-causal"].rejected
-    assert "heads-in-turn" in findings["grouped-heads"].rejected
+    results = found(Subject(planted.Kernel(), **TAKES), *cases, power=True)
+    assert bool(results["no-queries"].planted) > bool(results["no-queries"].rejected)
+    assert "future-key-from-64" in results["shape-129x129-d64-causal"].rejected
+    assert "heads-in-turn" in results["grouped-heads"].rejected
     loose = found(Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", power=True, profile="tf32")
-    assert loose["shape-129x129-d64-causal"].bound > 100 * findings["shape-129x129-d64-causal"].bound
+    assert loose["shape-129x129-d64-causal"].bound > 100 * results["shape-129x129-d64-causal"].bound
 
 
 @pytest.mark.needs("numpy")
@@ -397,14 +397,14 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
     for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
         kernel = settled(Subject(function, backend="torch"))
         assert kernel.differentiates
-        findings = found(kernel, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient")
-        assert findings["mask"].verdict == findings["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
-        assert findings["shape-130x130-d64-mask-gradient"].verdict == verdict
+        results = found(kernel, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient")
+        assert results["mask"].verdict == results["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
+        assert results["shape-130x130-d64-mask-gradient"].verdict == verdict
     verdicts = {}
     for function in (honest, together, F.scaled_dot_product_attention):
         kernel = settled(Subject(function, backend="torch"))
-        findings = found(kernel, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
-        verdicts[function.__name__] = [each.verdict for each in findings.values()]
+        results = found(kernel, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
+        verdicts[function.__name__] = [each.verdict for each in results.values()]
     assert verdicts == {
         "honest": ["not offered", "right", "right"],
         "together": ["not offered", "silently wrong", "right"],

@@ -183,8 +183,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         "band-300",
         "shape-17x33-d32e48-plain",
     )
-    findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
-    assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
+    results = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
+    assert grouped(each for each in results if each.verdict in WRONG)[0][0].variant == slip
 
 
 def test_a_fault_of_some_rows_alone_is_told_by_the_fault_and_its_rows():
@@ -241,8 +241,8 @@ def test_lengths_and_biases_that_are_read_wrongly_are_told(fault):
         if "bias" in fault
         else ("shape-4x16-b3-d16-lengths", "shape-65x129-b3-lengths")
     )
-    findings = found(Subject(attention, **takes), *cases)
-    assert {each.variant for each in agreed(list(findings.values())) if each.verdict in WRONG} == {fault}
+    results = found(Subject(attention, **takes), *cases)
+    assert {each.variant for each in agreed(list(results.values())) if each.verdict in WRONG} == {fault}
 
 
 def test_every_case_and_every_fault_has_threads_about_its_property():
@@ -327,8 +327,8 @@ def test_a_gradient_of_the_first_sample_head_or_query_alone_is_told(axis):
         return Attention.apply(query, key, value, attn_mask)
 
     kernel, word = settled(Subject(attention, backend="torch")), ("samples", "heads", "queries")[axis]
-    findings = agreed(list(found(kernel, "gradient-empty-row-bias", "gradient-bias-of-*").values()))
-    told = {each.says for each in findings if (each.verdict, each.variant) == (WRONG[0], "gradient-of-part")}
+    results = agreed(list(found(kernel, "gradient-empty-row-bias", "gradient-bias-of-*").values()))
+    told = {each.says for each in results if (each.verdict, each.variant) == (WRONG[0], "gradient-of-part")}
     assert any(f"the gradient of bias lacks what {word} 1 " in each for each in told)
 
 

@@ -1,4 +1,4 @@
-"""Files of expected findings: entries about a fault or a library, and the files that are shipped for presets."""
+"""Files of expected results: entries about a fault or a library, and the files that are shipped for presets."""
 
 from dataclasses import replace
 from fnmatch import fnmatch

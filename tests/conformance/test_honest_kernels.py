@@ -138,6 +138,6 @@ def test_an_honest_kernel_is_understood_and_not_called_wrong(function, habits):
     kernel = settled(Subject(function))
     assert {name: getattr(kernel, name) for name in habits} == habits
     for dtype, cases in {"float32": HONEST, "float16": FEW, "float64": FEW}.items():
-        findings = found(kernel, *cases, dtype=dtype)
-        assert {each.verdict for each in findings.values()} <= {"right", "refused", "not offered"}
-        assert dtype not in kernel.dtypes or any(each.verdict == "right" for each in findings.values())
+        results = found(kernel, *cases, dtype=dtype)
+        assert {each.verdict for each in results.values()} <= {"right", "refused", "not offered"}
+        assert dtype not in kernel.dtypes or any(each.verdict == "right" for each in results.values())

@@ -231,8 +231,8 @@ def test_products_of_11_bits_are_a_convention_of_accelerators_alone(monkeypatch)
 
     def told(words=None, **options):
         kernel = settled(Subject(attention, options=words))
-        findings = found(kernel, "mask", "scale", "empty-row-mask", **options)
-        return {name: (each.verdict, each.variant) for name, each in findings.items()}
+        results = found(kernel, "mask", "scale", "empty-row-mask", **options)
+        return {name: (each.verdict, each.variant) for name, each in results.items()}
 
     inexact, wrong = ("silently wrong", "inexact"), ("silently wrong", "")
     assert told() == {"mask": inexact, "scale": inexact, "empty-row-mask": wrong}
@@ -306,8 +306,8 @@ CAUSES = {
 def test_the_cause_that_is_told_first_is_the_fault_that_was_planted(fault, cause):
     kernel = Subject(planted.Kernel(fault), **TAKES)
     cases = ("shape-65x65-plain", "shape-128x128-d64-causal", "shape-1x130-plain", "mask", planted.FORWARD[fault])
-    findings = check_subject(kernel, cases=cases, dtypes=["float32"], power=False)
-    first = grouped(each for each in findings if each.verdict in WRONG)[0][0].variant
+    results = check_subject(kernel, cases=cases, dtypes=["float32"], power=False)
+    first = grouped(each for each in results if each.verdict in WRONG)[0][0].variant
     assert first in (cause, fault.replace(" ", "-"))  # as rounding differs from processor to processor
 
 

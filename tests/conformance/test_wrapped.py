@@ -185,9 +185,9 @@ def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail(
     kernel = settled(Subject(attention))
     told = surprises(kernel.declared, ())
     assert [(each.verdict, each.detail) for each in told] == [("not understood", "key_padding_mask, sliding_window")]
-    findings = [*told, *found(kernel, "shape-65x65-plain", "mask", "sinks").values()]
-    assert little(findings) == "1 of 3 cases were computed; unknown parameters: key_padding_mask, sliding_window"
-    assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
+    results = [*told, *found(kernel, "shape-65x65-plain", "mask", "sinks").values()]
+    assert little(results) == "1 of 3 cases were computed; unknown parameters: key_padding_mask, sliding_window"
+    assert (exit_status(results), exit_status(results, strict=True)) == (4, 1)
     assert "not understood" in QUIET
     named = settled(Subject(attention, mask_name="key_padding_mask"))
     assert named.unknown == ("sliding_window",)
@@ -280,9 +280,9 @@ def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     told = list(work(Job(f"{kernel}:attention", {"mask_name": "m"}, cases=("mask",), dtypes=("float32",))))
     assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "visibly wrong")]
     one = work(Job(f"{kernel}:attention", cases=("shape-1x1-d16-plain",), dtypes=("float32",)))
-    findings = [each for each in one if isinstance(each, Finding)]
-    assert [each.verdict for each in findings] == ["not understood", "right"]
-    assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
+    results = [each for each in one if isinstance(each, Finding)]
+    assert [each.verdict for each in results] == ["not understood", "right"]
+    assert (exit_status(results), exit_status(results, strict=True)) == (4, 1)
 
 
 def test_layers_with_a_method_call_tell_its_parameters():
@@ -302,5 +302,5 @@ def test_layers_with_a_method_call_tell_its_parameters():
 
 
 def test_a_crash_is_a_failure_of_its_own():
-    finding = found(Subject(planted.attention), "shape-1x1-d16-plain")["shape-1x1-d16-plain"]
-    assert (exit_status([finding]), exit_status([finding, replace(finding, verdict="crashed")])) == (0, 3)
+    result = found(Subject(planted.attention), "shape-1x1-d16-plain")["shape-1x1-d16-plain"]
+    assert (exit_status([result]), exit_status([result, replace(result, verdict="crashed")])) == (0, 3)

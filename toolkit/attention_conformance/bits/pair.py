@@ -56,7 +56,7 @@ FACTS = {
 
 
 def conventions(kernel: Subject, other: Subject) -> list[Finding]:
-    """A finding for each convention in which two kernels differ, although each is called by its own."""
+    """A result for each convention in which two kernels differ, although each is called by its own."""
     found = []
     for fact, (name, words) in FACTS.items():
         both = [getattr(each, fact) for each in (kernel, other)]
@@ -70,7 +70,7 @@ def conventions(kernel: Subject, other: Subject) -> list[Finding]:
 
 
 def same_bits(question: Question) -> Finding:
-    """The finding of one question about bits."""
+    """The result of one question about bits."""
     case, started = question.case, time.perf_counter()
     assert question.other is not None
     blank = Finding(case.name, question.dtype, case.line, case.shows, "right", bound=0.0, seed=question.seed)
@@ -118,7 +118,7 @@ class _Row:
             raise NotOffered(self.lacking)
 
     def answer(self) -> Finding:
-        """The finding: same bits, or the first difference."""
+        """The result: same bits, or the first difference."""
         problem = drawn(self.question)
         blank = replace(self.blank, shapes={name: each.shape for name, each in problem.arrays.items()})
         if not self.count:
@@ -179,16 +179,16 @@ class _Row:
         assert places is not None
         return tuple(int(each) for each in np.unravel_index(places[unlike.difference.index], whole.shape))
 
-    def _explained(self, finding: Finding, unlike: _Unlike) -> Finding:
-        """The finding with its cause, where it is the whole call, or other mathematics."""
-        if not self.is_one and finding.case not in SAME_CALL and self._is_whole(unlike):
-            return replace(finding, variant=AS_WHOLE[0], says=AS_WHOLE[1])
+    def _explained(self, result: Finding, unlike: _Unlike) -> Finding:
+        """The result with its cause, where it is the whole call, or other mathematics."""
+        if not self.is_one and result.case not in SAME_CALL and self._is_whole(unlike):
+            return replace(result, variant=AS_WHOLE[0], says=AS_WHOLE[1])
         wrong = self._mathematics(unlike)
         if wrong is None:
-            return finding
+            return result
         who, found = wrong
         says = f"not the same mathematics: {who} is {found.label}: {found.says or found.detail}"
-        return replace(finding, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
+        return replace(result, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
 
     def _mathematics(self, unlike: _Unlike) -> tuple[str, Finding] | None:
         """Who of the two is wrong in a small case, or within the bounds of a kernel, where they are not wrong alike."""

@@ -35,7 +35,7 @@ TOUCHED = {
 """What `Touched` tells by name."""
 
 
-class Touched(Exception):  # noqa: N818 (a finding about the kernel, no error of the kit)
+class Touched(Exception):  # noqa: N818 (a result about the kernel, no error of the kit)
     """A call changed or kept what it must not, or gave other bits the second time.
 
     ``name`` is a key of `TOUCHED`, or empty.

@@ -1,4 +1,4 @@
-"""What a process tells of its order besides findings; of one that nobody trusts, as text, numbers and bytes alone."""
+"""What a process tells of its order besides results; of one that nobody trusts, as text, numbers and bytes alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Described:
-    """What is run, before its findings.
+    """What is run, before its results.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ def packed(message: Any) -> bytes:
     if isinstance(message, Finding):
         found = {name: getattr(message, name) for name in (*OF_CASE, *OF_REFUSAL)}
     elif isinstance(message, Started):
-        found = [message.finding.case, message.finding.dtype]
+        found = [message.result.case, message.result.dtype]
     elif isinstance(message, Returned):
         found = [message.case, message.dtype, [[name, each.dtype.name, each.shape] for name, each in arrays.items()]]
     elif kind in PLAIN:

@@ -68,7 +68,7 @@ def is_exact(name: str) -> bool:
 
 
 def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[Finding | None, Variant | None, bool]:
-    """The finding of a simpler question that is wrong, too, or what is wrong as a simpler one is right.
+    """The result of a simpler question that is wrong, too, or what is wrong as a simpler one is right.
 
     The last says whether the same is right in float32, where it is asked for in 16 bits.
     """

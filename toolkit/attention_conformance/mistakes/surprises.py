@@ -29,7 +29,7 @@ SURPRISES = {
 
 
 def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding]:
-    """Conventions that calls have found, and that the contract has otherwise, as findings."""
+    """Conventions that calls have found, and that the contract has otherwise, as results."""
     found = []
     refused = [facts["mask_name"]] if facts.get("mask") == "none" and facts.get("mask_name") else []
     if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:

@@ -28,7 +28,7 @@ from attention_conformance.verdict.judge import asked, graded
 
 
 def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Message]:
-    """The findings of a job whose process is not believed: arrays are compared, and each question has one answer.
+    """The results of a job whose process is not believed: arrays are compared, and each question has one answer.
 
     What is asked is known by the facts that the process tells first; a question that it passes over has crashed.
     """
@@ -90,7 +90,7 @@ MADE = ("float32", "float16", "float64")
 
 
 def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
-    """A finding where a process without a line of the kit calls the kernel once, and gets a wrong answer or none."""
+    """A result where a process without a line of the kit calls the kernel once, and gets a wrong answer or none."""
     problem, backend = asked(question), question.backend
     source, _, name = target.rpartition(":")
 

@@ -76,7 +76,7 @@ def check_subject(
     power : bool
         Whether faults are planted in the definition, to count which of them the bounds reject.
     same_bits_as : Subject, optional
-        Another kernel, or the same: then the findings compare the bits of different calls.
+        Another kernel, or the same: then the results compare the bits of different calls.
 
     Returns
     -------
@@ -91,8 +91,8 @@ def check_subject(
     --------
     >>> from attention_conformance import Subject, check_subject
     >>> from attention_core import scaled_dot_product_attention
-    >>> findings = check_subject(Subject(scaled_dot_product_attention), cases=["empty-row-*"], dtypes=["float32"])
-    >>> {finding.verdict for finding in findings}
+    >>> results = check_subject(Subject(scaled_dot_product_attention), cases=["empty-row-*"], dtypes=["float32"])
+    >>> {result.verdict for result in results}
     {'right'}
     """
     job = Job(
@@ -101,7 +101,7 @@ def check_subject(
     if job.complaint:
         raise ValueError(job.complaint)
     _, known, asked = questions_of(subject, job, same_bits_as)
-    found = [accept(finding_of(question), accepted) for question in asked]
+    found = [accept(judge_question(question), accepted) for question in asked]
     if same_bits_as is None:
         found = agreed(found)
         found += [] if cases else never_computed(found)
@@ -126,8 +126,8 @@ def _known(facts: Mapping[str, Any], declared: frozenset[str], job: Job) -> list
     return [each for each in surprises(facts, declared) if not job.cases or each.verdict == "not understood"]
 
 
-def finding_of(question: Question) -> Finding:
-    """The finding of a question, about one kernel or about two."""
+def judge_question(question: Question) -> Finding:
+    """The result of a question, about one kernel or about two."""
     return judged(question) if question.other is None else same_bits(question)
 
 

@@ -33,11 +33,11 @@ def not_accepted(names: Iterable[str]) -> str:
     return ""
 
 
-def no_case(pattern: str, *, of_findings: bool = False) -> str:
-    """What is wrong with a pattern of cases, or of all findings; empty where it matches one."""
+def no_case(pattern: str, *, of_results: bool = False) -> str:
+    """What is wrong with a pattern of cases, or of all results; empty where it matches one."""
     known = [*case_names(), *[pattern] * (shape_of(pattern) is not None)]
     others = [*(f"probe: {each}" for each in (*SURPRISES, *PROBES)), *(f"kind: {each}" for each in NAMES)]
-    if any(fnmatchcase(name, pattern) for name in [*known, *(["start", "end", *others] if of_findings else [])]):
+    if any(fnmatchcase(name, pattern) for name in [*known, *(["start", "end", *others] if of_results else [])]):
         return ""
     return f"expected a case; got {pattern!r}, which none matches{_near(pattern.strip('*?'), known)}"
 

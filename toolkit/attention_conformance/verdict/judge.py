@@ -59,11 +59,11 @@ PIECES = ("decoded", "merged", "dropped", "windowed")
 
 
 def judged(question: Question) -> Finding:
-    """The finding of one case: an exception of the kernel is a refusal, and never ends the run."""
+    """The result of one case: an exception of the kernel is a refusal, and never ends the run."""
     started = time.perf_counter()
     with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
-        finding = _judged(question)
-    return replace(finding, seconds=time.perf_counter() - started)
+        result = _judged(question)
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 def _judged(question: Question) -> Finding:
@@ -88,14 +88,14 @@ def known() -> tuple[Expected, ...]:
 
 
 def returned(question: Question) -> Finding | Returned:
-    """What a kernel returns, or the finding where it returns nothing: for a process that compares."""
+    """What a kernel returns, or the result where it returns nothing: for a process that compares."""
     with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
         answered, _ = _answered(question)
     return answered if isinstance(answered, Finding) else Returned(question.case.name, question.dtype, answered)
 
 
 def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
-    """The finding for what a kernel has returned in another process."""
+    """The result for what a kernel has returned in another process."""
     started = time.perf_counter()
     with np.errstate(all="ignore"):
         found = compared(question, asked(question), got)
@@ -130,7 +130,7 @@ def offered(question: Question) -> Problem:
 
 
 def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
-    """The answer, or a finding without one, and the problem that was asked."""
+    """The answer, or a result without one, and the problem that was asked."""
     try:
         problem = offered(question)
     except NotOffered as lacking:
@@ -146,7 +146,7 @@ def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]
 
 
 def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) -> Finding | Answer:
-    """What a kernel answers, or the finding where it raises, or does what it must not."""
+    """What a kernel answers, or the result where it raises, or does what it must not."""
     try:
         return answer()
     except NotOffered as lacking:  # in one of several calls
@@ -163,7 +163,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
 
 
 def _failed(question: Question, blank: Finding, error: Exception) -> Finding:
-    """The finding for an exception of the core, which may refuse an implementation alone."""
+    """The result for an exception of the core, which may refuse an implementation alone."""
     if isinstance(error, NotImplementedError):
         return replace(blank, verdict="not offered", detail=f"not supported: {error}")
     if question.implementation and (refused := refusal(error)):
@@ -178,7 +178,7 @@ def _of_shapes(question: Question, problem: Problem) -> Finding:
 
 
 def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], ask: Ask | None = None) -> Finding:
-    """The finding for what one call, or several put together, gave; ``ask`` is one call of a problem."""
+    """The result for what one call, or several put together, gave; ``ask`` is one call of a problem."""
     again = (lambda: got) if ask is None else (lambda: ask(problem))
     truth, blank = truth_of(question, problem), _of_shapes(question, problem)
     got = {name: each for name, each in got.items() if name in truth.arrays}
@@ -276,7 +276,7 @@ def _wider(bounds: Bounds) -> Bounds:
 def _with_cause(
     found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool
 ) -> Finding:
-    """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
+    """A wrong result with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW_SCORES and question.narrow_is_habit)
