@@ -47,7 +47,7 @@ def context_parallel(query, key, value, attn_mask=None, is_causal=False, enable_
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
 
 
-SUBJECTS = {
+KERNELS = {
     "ring-attention-pytorch": (
         ring_attention_pytorch,
         {"layout": "BSHD", "mask": "keep", "grouped": True, "grouped_name": ""},
@@ -77,12 +77,12 @@ def main(name):
     """Check one, and print a row of verdicts for each row of cases."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
-    function, declared = SUBJECTS[name]
-    subject = Subject(function, name, backend="torch", device="cpu", dtypes=("float32",), **declared)
+    function, declared = KERNELS[name]
+    kernel = Subject(function, name, backend="torch", device="cpu", dtypes=("float32",), **declared)
     shards, names = Shards(dist.group.WORLD, "contiguous"), " ".join(ROWS.values()).split()
-    findings = check_sharded(subject, shards, cases=names, dtypes=["float32"], power=False)
+    results = check_sharded(kernel, shards, cases=names, dtypes=["float32"], power=False)
     for row, cases in ROWS.items() if not dist.get_rank() else ():
-        chosen = [each for each in findings if each.case in cases.split()]
+        chosen = [each for each in results if each.case in cases.split()]
         counts = collections.Counter(each.verdict for each in chosen)
         verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         causes = sorted({each.variant or each.detail[:70] for each in chosen if each.verdict != "right"})

@@ -1,1 +1,1 @@
-"""Popular attentions, checked: a table of subjects and properties, in which every red cell has been seen twice."""
+"""Popular attentions, checked: a table of kernels and properties, in which every red cell has been seen twice."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from attention_conformance.bits.cases import BITS, VARIATIONS
 from attention_conformance.bits.pair import OTHER_BITS
-from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.catalogue import kernel_cases
 from attention_conformance.measure.finding import (
     CONVENTION,
     VERDICTS,
@@ -37,10 +37,10 @@ NARROW = ("mask", "grouped-heads", "shape-65x65-d64-causal", "scores-above-100",
 
 CALLED = ("layout", "mask", "causal", "masks and causality at once", "scale by default",
           "fewer key heads than query heads", "values as wide as keys alone", "dtypes", "gradients")  # fmt: skip
-"""The facts of a subject that the survey keeps."""
+"""The facts of a kernel that the survey keeps."""
 
 LONGEST = 540.0
-"""Seconds for a run of a script, and for each check of a subject."""
+"""Seconds for a run of a script, and for each check of a kernel."""
 
 
 def checked(row: Row, folder: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _found(row: Row, path: Path, words: Iterable[str]) -> dict[str, Any]:
 
 
 def _finding(row: dict[str, Any]) -> Finding:
-    """A finding from what JSON held, without its worst element."""
+    """A result from what JSON held, without its worst element."""
     numbers = {name: math.nan if row[name] is None else float(row[name]) for name in ("error", "bound", "seconds")}
     several = {name: tuple(row[name]) for name in ("rejected", "planted", "kinds", "equals")}
     shapes = {name: tuple(each) for name, each in row["shapes"].items()}
@@ -85,12 +85,12 @@ def _environment(row: Row) -> dict[str, str]:
 
 
 def row_of(row: Row, documents: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
-    """A row of the survey from the documents of its checks: a cell for each property that has a finding."""
+    """A row of the survey from the documents of its checks: a cell for each property that has a result."""
     about = documents[0]["about"]
     findings = [_finding(each) for document in documents for each in document["findings"]]
     facts = {name: tuple(each) if isinstance(each, list) else each for name, each in about["assumed"].items()}
     groups: dict[str, list[Finding]] = {name: [] for name in PROPERTIES}
-    cases = {case.name: case for case in (*subject_cases(), *BITS)}
+    cases = {case.name: case for case in (*kernel_cases(), *BITS)}
     for each in findings:
         if each.case in cases:
             groups[property_of(cases[each.case], each.dtype)].append(each)
@@ -143,7 +143,7 @@ def _short(finding: Finding) -> dict[str, str]:
 
 
 def _causes(findings: list[dict[str, str]], row: Row) -> list[dict[str, Any]]:
-    """Findings by verdict, cause and remark: the first detail, and the cases in each dtype."""
+    """Results by verdict, cause and remark: the first detail, and the cases in each dtype."""
     remarks, causes = read_remarks(), dict[object, dict[str, Any]]()
     for each in findings:
         remark = remark_of(row.name, each, remarks)
@@ -155,7 +155,7 @@ def _causes(findings: list[dict[str, str]], row: Row) -> list[dict[str, Any]]:
 
 
 def shown(red: list[Finding], row: Row, path: Path) -> dict[str, Any]:
-    """What the script of the most telling finding shows, of those without a remark first."""
+    """What the script of the most telling result shows, of those without a remark first."""
     remarks = read_remarks()
     bare = [each for each in red if remark_of(row.name, _short(each), remarks) is None]
     telling = most_telling(bare or red)

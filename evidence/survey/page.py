@@ -107,7 +107,7 @@ def _bits(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _said(remark: Mapping[str, str]) -> str:
-    """What a remark says, with its subjects and its link."""
+    """What a remark says, with its kernels and its link."""
     about = f"({remark['subject']}) " if "mark" in remark and remark.get("subject") else ""
     link = f" [Link]({remark['link']})." if remark.get("link") else ""
     return about.replace("*", "…") + " ".join(remark["says"].split()) + link

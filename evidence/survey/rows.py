@@ -15,7 +15,7 @@ from survey.presets import PRESETS, target_of
 
 @dataclass(frozen=True)
 class Row:
-    """One subject: a preset, the environment in which it is installed, and what its process is told.
+    """One kernel: a preset, the environment in which it is installed, and what its process is told.
 
     Where a compiler takes most of the time, types of 16 bits are asked for in the cases `NARROW` alone.
     """
@@ -129,7 +129,7 @@ def read_remarks() -> list[Remark]:
 
 
 def findings_of(cell: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The findings of a cell, one for each case and dtype; the detail is that of the first of its cause."""
+    """The results of a cell, one for each case and dtype; the detail is that of the first of its cause."""
     return [
         {"case": case, "dtype": dtype, **{name: each for name, each in cause.items() if name != "cases"}}
         for cause in cell.get("findings", ())
@@ -139,11 +139,11 @@ def findings_of(cell: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def matches(remark: Remark, subject: str, finding: Mapping[str, str]) -> bool:
-    """Whether a remark is about a finding of a subject."""
+    """Whether a remark is about a result of a kernel."""
     told = {"subject": subject, **{name: finding.get(name, "") for name in ("case", "dtype", "variant")}}
     return all(fnmatch(told[name], remark[name]) for name in told if name in remark)
 
 
 def remark_of(subject: str, finding: Mapping[str, str], remarks: Sequence[Remark]) -> Remark | None:
-    """The first remark about a finding that stands in place of its verdict."""
+    """The first remark about a result that stands in place of its verdict."""
     return next((each for each in remarks if "mark" in each and matches(each, subject, finding)), None)

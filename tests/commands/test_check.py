@@ -77,7 +77,7 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     assert in_this_process(target, *case, *accepted).exit_code == 0
 
 
-def test_expected_findings_pass_and_one_that_is_right_is_an_error(target, tmp_path):
+def test_expected_results_pass_and_one_that_is_right_is_an_error(target, tmp_path):
     case = ("--case", "scale", "--case", "empty-row-mask", "--dtype", "float32")
     file = tmp_path / "expected.toml"
     assert in_this_process(target, *case, "--write-expected", file).exit_code == 1
@@ -171,7 +171,7 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments, words, monkeypatch
             raise ImportError("no jax")
         return get_backend(name)
 
-    monkeypatch.setattr("attention_conformance.run.subjects.get_backend", without_jax)
+    monkeypatch.setattr("attention_conformance.run.kernels.get_backend", without_jax)
     found = in_this_process(*arguments)
     assert found.exit_code == 2
     assert words in found.stderr

@@ -281,7 +281,7 @@ from attention_conformance.own.runner import work
 def worker(order):
     for message in work(order):
         yield message
-        if isinstance(message, Started) and message.finding.case == "softcap":
+        if isinstance(message, Started) and message.result.case == "softcap":
             os.abort()
 
 def stillborn(order):

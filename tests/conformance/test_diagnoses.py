@@ -11,7 +11,7 @@ from planted_kernels import TAKES, found, verdict_of
 
 from attention_conformance import Subject
 from attention_conformance.kernel.probe import settled
-from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.catalogue import kernel_cases
 from attention_conformance.measure.finding import WRONG, grouped
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.variants import TABLES
@@ -32,9 +32,9 @@ def masked_by_the_first_sample(query, key, value, mask=None):
 
 
 def test_a_mask_that_is_wrong_in_some_sample_is_a_boolean_mask_all_the_same():
-    subject = settled(Subject(masked_by_the_first_sample))
-    assert (subject.mask, subject.bias_name) == ("keep", "mask")
-    assert verdict_of(subject, "shape-70x130-h3on3-maskb") == ("silently wrong", "mask-of-first-sample")
+    kernel = settled(Subject(masked_by_the_first_sample))
+    assert (kernel.mask, kernel.bias_name) == ("keep", "mask")
+    assert verdict_of(kernel, "shape-70x130-h3on3-maskb") == ("silently wrong", "mask-of-first-sample")
 
 
 def test_booleans_that_are_added_show_a_mask_that_is_added():
@@ -183,8 +183,8 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         "band-300",
         "shape-17x33-d32e48-plain",
     )
-    findings = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
-    assert grouped(each for each in findings if each.verdict in WRONG)[0][0].variant == slip
+    results = agreed(list(found(Subject(attention, **TAKES | {"grouped": False}), *cases).values()))
+    assert grouped(each for each in results if each.verdict in WRONG)[0][0].variant == slip
 
 
 def test_a_fault_of_some_rows_alone_is_told_by_the_fault_and_its_rows():
@@ -195,16 +195,16 @@ def test_a_fault_of_some_rows_alone_is_told_by_the_fault_and_its_rows():
         return output
 
     cases = ("shape-33x33-h8on8-d16-causal", "shape-64x64-h1on1-d16-causal", "shape-33x33-h8on8-d16-plain")
-    subject = Subject(attention, **PLAIN | {"causal": "top-left", "causal_name": "is_causal"})
-    told = [(each.variant, each.says.partition("; ")[2]) for each in agreed(list(found(subject, *cases).values()))]
+    kernel = Subject(attention, **PLAIN | {"causal": "top-left", "causal_name": "is_causal"})
+    told = [(each.variant, each.says.partition("; ")[2]) for each in agreed(list(found(kernel, *cases).values()))]
     swapped = ("key-and-value-swapped", "all errors are in head 1")
     assert told == [swapped, ("future-key", "all errors are in queries 40 to 62"), swapped]
 
 
 def test_what_has_explained_every_answer_is_asked_for_first():
-    subject = Subject(planted.Kernel("last key lost"), **TAKES)
+    kernel = Subject(planted.Kernel("last key lost"), **TAKES)
     cases = [f"shape-{rows}x{rows}-d16-mask" for rows in (17, 31, 33, 63, 65)]
-    wrong = found(subject, *cases)
+    wrong = found(kernel, *cases)
     assert [bool(each.rejected) for each in wrong.values()] == [True] * 4 + [False]
     assert {each.variant for each in agreed(list(wrong.values()))} == {"last-key-lost"}
 
@@ -241,12 +241,12 @@ def test_lengths_and_biases_that_are_read_wrongly_are_told(fault):
         if "bias" in fault
         else ("shape-4x16-b3-d16-lengths", "shape-65x129-b3-lengths")
     )
-    findings = found(Subject(attention, **takes), *cases)
-    assert {each.variant for each in agreed(list(findings.values())) if each.verdict in WRONG} == {fault}
+    results = found(Subject(attention, **takes), *cases)
+    assert {each.variant for each in agreed(list(results.values())) if each.verdict in WRONG} == {fault}
 
 
 def test_every_case_and_every_fault_has_threads_about_its_property():
-    assert all(seen_before(case.name) for case in subject_cases())
+    assert all(seen_before(case.name) for case in kernel_cases())
     for name in TABLES["answers"] | TABLES["former"]:
         assert seen_before("gradient", name), name
     assert {each.property for each in seen_before("bias-130", "future-key-from-64")} == {"causal"}
@@ -295,8 +295,8 @@ def test_a_window_counts_from_either_corner_and_from_no_other():
 
     case = "window-of-its-own-more-keys"
     for by, verdict in ((0, "right"), (2, "right"), (1, "silently wrong"), (-1, "silently wrong")):
-        subject = settled(Subject(functools.partial(shifted, by=by), **PLAIN))
-        assert found(subject, case)[case].verdict == verdict
+        kernel = settled(Subject(functools.partial(shifted, by=by), **PLAIN))
+        assert found(kernel, case)[case].verdict == verdict
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -326,9 +326,9 @@ def test_a_gradient_of_the_first_sample_head_or_query_alone_is_told(axis):
             return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
         return Attention.apply(query, key, value, attn_mask)
 
-    subject, word = settled(Subject(attention, backend="torch")), ("samples", "heads", "queries")[axis]
-    findings = agreed(list(found(subject, "gradient-empty-row-bias", "gradient-bias-of-*").values()))
-    told = {each.says for each in findings if (each.verdict, each.variant) == (WRONG[0], "gradient-of-part")}
+    kernel, word = settled(Subject(attention, backend="torch")), ("samples", "heads", "queries")[axis]
+    results = agreed(list(found(kernel, "gradient-empty-row-bias", "gradient-bias-of-*").values()))
+    told = {each.says for each in results if (each.verdict, each.variant) == (WRONG[0], "gradient-of-part")}
     assert any(f"the gradient of bias lacks what {word} 1 " in each for each in told)
 
 
@@ -349,8 +349,8 @@ def test_a_gradient_of_masked_rows_is_a_convention_where_their_output_is_one(emp
 
 def test_a_backward_pass_without_causality_is_told():
     backward = planted.Backward("backward ignores causality")
-    subject = Subject(planted.forward, backward=backward, **TAKES | {"returns": ("output", "logsumexp")})
-    assert verdict_of(subject, "shape-65x65-causal-gradient") == ("silently wrong", "gradient-without-mask")
+    kernel = Subject(planted.forward, backward=backward, **TAKES | {"returns": ("output", "logsumexp")})
+    assert verdict_of(kernel, "shape-65x65-causal-gradient") == ("silently wrong", "gradient-without-mask")
 
 
 def test_the_shapes_of_the_first_call_are_asked_for_once_more():

@@ -1,4 +1,4 @@
-"""Files of expected findings: entries about a fault or a library, and the files that are shipped for presets."""
+"""Files of expected results: entries about a fault or a library, and the files that are shipped for presets."""
 
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -8,7 +8,7 @@ import pytest
 from command_helpers import invoke
 
 from attention_conformance import Finding
-from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.catalogue import kernel_cases
 from attention_conformance.measure.kinds import NAMES as KINDS
 from attention_conformance.mistakes.diagnoses import DIAGNOSES
 from attention_conformance.mistakes.variants import CONVENTIONS, FAULTS, NARROW_SCORES, SPREAD
@@ -17,7 +17,7 @@ from attention_conformance.verdict.expected import SHIPPED, Origin, met, read_ex
 from attention_workers.machine import machine
 from survey.presets import PRESETS
 
-CASES = {case.name: set(case.dtypes) for case in subject_cases()}
+CASES = {case.name: set(case.dtypes) for case in kernel_cases()}
 NAMES = {*CASES, *(f"kind: {kind}" for kind in KINDS)}
 VARIANTS = {"", *(each.name for each in (*CONVENTIONS, *FAULTS, *DIAGNOSES, NARROW_SCORES, SPREAD))}
 LINKS = {"", *(each.url for each in named_cases())}

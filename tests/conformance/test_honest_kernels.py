@@ -133,11 +133,11 @@ HABITS = {
 }
 
 
-@pytest.mark.parametrize(("kernel", "habits"), HABITS.items(), ids=lambda each: getattr(each, "__name__", None))
-def test_an_honest_kernel_is_understood_and_not_called_wrong(kernel, habits):
-    subject = settled(Subject(kernel))
-    assert {name: getattr(subject, name) for name in habits} == habits
+@pytest.mark.parametrize(("function", "habits"), HABITS.items(), ids=lambda each: getattr(each, "__name__", None))
+def test_an_honest_kernel_is_understood_and_not_called_wrong(function, habits):
+    kernel = settled(Subject(function))
+    assert {name: getattr(kernel, name) for name in habits} == habits
     for dtype, cases in {"float32": HONEST, "float16": FEW, "float64": FEW}.items():
-        findings = found(subject, *cases, dtype=dtype)
-        assert {each.verdict for each in findings.values()} <= {"right", "refused", "not offered"}
-        assert dtype not in subject.dtypes or any(each.verdict == "right" for each in findings.values())
+        results = found(kernel, *cases, dtype=dtype)
+        assert {each.verdict for each in results.values()} <= {"right", "refused", "not offered"}
+        assert dtype not in kernel.dtypes or any(each.verdict == "right" for each in results.values())

@@ -86,8 +86,8 @@ def test_two_honest_ones_differ_in_nothing(second):
 
 
 def test_one_callable_is_asked_in_which_calls_its_bits_change():
-    subject = replace(planted(), function=by_batch)
-    found = rows(subject, subject)
+    kernel = replace(planted(), function=by_batch)
+    found = rows(kernel, kernel)
     assert not {"whole", "causal", "mask", "scale"} & set(found)  # calls that would be the same
     told = {name: (each.verdict, each.variant) for name, each in found.items() if each.verdict != "not offered"}
     same = dict.fromkeys(("again", "heads", "grouped-heads"), ("right", ""))
@@ -151,8 +151,8 @@ def test_a_result_of_another_shape_is_refused_in_a_sentence():
 
 def test_reproducible_arithmetic_has_the_bits_of_the_whole_in_steps():
     function = functools.partial(scaled_dot_product_attention, arithmetic="reproducible")
-    subject = Subject(function, backend="numpy")
-    (decoded,) = rows(subject, subject, "decode").values()
+    kernel = Subject(function, backend="numpy")
+    (decoded,) = rows(kernel, kernel, "decode").values()
     assert decoded.verdict == "right"
 
 
@@ -199,6 +199,6 @@ def test_gradients_are_compared_as_well_as_outputs():
 @pytest.mark.needs("torch")
 def test_the_guide_tells_how_many_calls_of_other_strides_there_are():
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "same-bits.md").read_text()
-    subject = load_target("torch.sdpa")
-    (found,) = check_subject(subject, same_bits_as=subject, cases=["bits-strides"], dtypes=["float32"])
+    kernel = load_target("torch.sdpa")
+    (found,) = check_subject(kernel, same_bits_as=kernel, cases=["bits-strides"], dtypes=["float32"])
     assert re.search(r" of \d+ comparisons", found.detail)[0] in guide

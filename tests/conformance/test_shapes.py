@@ -111,8 +111,8 @@ def test_a_fault_of_a_corner_is_caught(fault, case):
 def test_a_few_cases_are_run_in_the_other_types_unless_dtypes_are_asked_for():
     def asked(**job):
         dtypes = ("float16", "bfloat16", "float32", "float64")
-        subject = Subject(planted.Kernel(), **TAKES | {"dtypes": dtypes})
-        return {each.dtype for each in questions(subject, Job("", **job))}
+        kernel = Subject(planted.Kernel(), **TAKES | {"dtypes": dtypes})
+        return {each.dtype for each in questions(kernel, Job("", **job))}
 
     assert asked() == {"float16", "bfloat16", "float32", "float64"}
     assert asked(dtypes=("float32",)) == {"float32"}
@@ -145,5 +145,5 @@ def test_a_second_backward_pass_one_array_for_all_and_a_shared_bias_are_checked(
     }
     for fault, case in cases.items():
         for each, verdict in (("", "right"), (fault, "silently wrong")):
-            subject = Subject(functools.partial(attention, fault=each), backend="torch")
-            assert found(subject, case)[case].verdict == verdict
+            kernel = Subject(functools.partial(attention, fault=each), backend="torch")
+            assert found(kernel, case)[case].verdict == verdict

@@ -54,8 +54,8 @@ FAULTS = {
 def test_softcap_sinks_and_sums_of_several_blocks_and_grouped_heads_are_checked(fault):
     case, cause = FAULTS[fault]
     for each, verdict in (("", ("right", "")), (fault, ("silently wrong", cause))):
-        subject = settled(Subject(functools.partial(capped, fault=each), backend="numpy"))
-        assert (subject.softcap_name, subject.sinks_name) == ("softcap", "sinks")
-        told = found(subject, case)[case]
+        kernel = settled(Subject(functools.partial(capped, fault=each), backend="numpy"))
+        assert (kernel.softcap_name, kernel.sinks_name) == ("softcap", "sinks")
+        told = found(kernel, case)[case]
         assert told.verdict == verdict[0]
         assert verdict[1] in ("", told.variant)

@@ -10,7 +10,7 @@ from attention_conformance import check_subject
 from attention_conformance.bits.cases import BITS
 from attention_conformance.kernel.presets import Preset
 from attention_conformance.kernel.target import load_object, load_target
-from attention_conformance.measure.catalogue import SUBJECT_CASES
+from attention_conformance.measure.catalogue import KERNEL_CASES
 from attention_conformance.measure.finding import VERDICTS
 from sharding.page import page as page_of_sharding
 from survey import presets as surveyed
@@ -27,7 +27,7 @@ def rows():
 
 
 def test_every_case_has_a_column_and_every_row_a_preset():
-    assert {property_of(case, "float32") for case in (*SUBJECT_CASES, *BITS)} | {"16 bits"} == set(PROPERTIES)
+    assert {property_of(case, "float32") for case in (*KERNEL_CASES, *BITS)} | {"16 bits"} == set(PROPERTIES)
     assert {row.preset for row in ROWS} == set(surveyed.PRESETS) - {"attention-core"}
     assert {type(load_object(row.target)) for row in ROWS if ":" in row.target} == {Preset}
     assert len({row.name for row in ROWS}) == len(ROWS)

@@ -63,7 +63,7 @@ def by_parts_of_16_bits(query, key, value):
 
 
 ODD = {
-    # kernel: a case, its dtype, and the convention
+    # function: a case, its dtype, and the convention
     by_parts_of_16_bits: ("attended-plus-inf-value", "float32", "attended-nonfinite"),
     by_comparisons: ("attended-nan-key", "float32", "attended-nonfinite"),
     Remembering(): ("shape-20x34-plain-rewritten", "float32", "kept-by-identity"),
@@ -71,14 +71,14 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("kernel", ODD, ids=lambda each: getattr(each, "__name__", type(each).__name__))
-def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(kernel):
-    case, dtype, name = ODD[kernel]
-    subject = settled(Subject(kernel))
-    assert verdict_of(subject, case, dtype=dtype) == (CONVENTION, name)
-    assert found(subject, case, dtype=dtype, accepted=[name])[case].verdict == "accepted"
+@pytest.mark.parametrize("function", ODD, ids=lambda each: getattr(each, "__name__", type(each).__name__))
+def test_an_odd_kernel_differs_by_a_convention_that_can_be_accepted(function):
+    case, dtype, name = ODD[function]
+    kernel = settled(Subject(function))
+    assert verdict_of(kernel, case, dtype=dtype) == (CONVENTION, name)
+    assert found(kernel, case, dtype=dtype, accepted=[name])[case].verdict == "accepted"
     cases = ("shape-65x65-plain", "shape-65x65-d64-causal", "masked-nan-*", "attended-*", "nan-*", "twice", "mask")
-    others = [each for dtype in ("float32", "float64") for each in found(subject, *cases, dtype=dtype).values()]
+    others = [each for dtype in ("float32", "float64") for each in found(kernel, *cases, dtype=dtype).values()]
     assert {each.verdict for each in others} & set(WRONG) == set()
 
 
@@ -93,13 +93,13 @@ def test_a_leak_is_one_beyond_the_bound_of_16_bits_too():
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         return (weights / weights.sum(axis=-1, keepdims=True)) @ value
 
-    case, subject = "attended-nan-value", Subject(attention, mask_name="mask", dtypes=("float16",))
-    assert verdict_of(subject, case, dtype="float16", seed=27) == (CONVENTION, "nan-through-mask")
+    case, kernel = "attended-nan-value", Subject(attention, mask_name="mask", dtypes=("float16",))
+    assert verdict_of(kernel, case, dtype="float16", seed=27) == (CONVENTION, "nan-through-mask")
 
 
 def test_calls_before_a_case_take_the_mask_that_stands_for_causality():
-    subject = settled(Subject(lambda query, key, value, mask=None: planted.attention(query, key, value, mask)))
-    assert found(subject, "after-shorter")["after-shorter"].verdict == "right"
+    kernel = settled(Subject(lambda query, key, value, mask=None: planted.attention(query, key, value, mask)))
+    assert found(kernel, "after-shorter")["after-shorter"].verdict == "right"
 
 
 def test_the_dtype_of_an_output_is_looked_at_in_the_types_that_are_declared():
@@ -153,12 +153,12 @@ def test_calls_before_a_case_are_those_that_a_kernel_takes():
 
 
 def test_a_kernel_that_is_always_causal_is_understood_or_told_by_that_name():
-    subject = settled(Subject(always_causal))
-    (told,) = surprises(subject.declared, ())
-    got = (subject.layout, subject.causal, told.verdict, told.variant)
+    kernel = settled(Subject(always_causal))
+    (told,) = surprises(kernel.declared, ())
+    got = (kernel.layout, kernel.causal, told.verdict, told.variant)
     assert got == ("BHSD", "always", CONVENTION, "always-causal")
     cases = ("shape-13x13-causal", "shape-65x65-plain", "shape-65x130-causal", "decoding-equals-prefill")
-    assert {each.verdict for each in found(subject, *cases).values()} == {"right", "not offered"}
+    assert {each.verdict for each in found(kernel, *cases).values()} == {"right", "not offered"}
     wrong = found(Subject(always_causal, **PLAIN), "shape-65x65-plain", "shape-1x7-plain").values()
     assert {(each.verdict, each.variant) for each in wrong} == {("silently wrong", "always-causal")}
 
@@ -230,9 +230,9 @@ def test_products_of_11_bits_are_a_convention_of_accelerators_alone(monkeypatch)
         return rounded(weights / weights.sum(axis=-1, keepdims=True)) @ rounded(value)
 
     def told(words=None, **options):
-        subject = settled(Subject(attention, options=words))
-        findings = found(subject, "mask", "scale", "empty-row-mask", **options)
-        return {name: (each.verdict, each.variant) for name, each in findings.items()}
+        kernel = settled(Subject(attention, options=words))
+        results = found(kernel, "mask", "scale", "empty-row-mask", **options)
+        return {name: (each.verdict, each.variant) for name, each in results.items()}
 
     inexact, wrong = ("silently wrong", "inexact"), ("silently wrong", "")
     assert told() == {"mask": inexact, "scale": inexact, "empty-row-mask": wrong}
@@ -250,10 +250,10 @@ def test_every_float_type_that_a_kernel_takes_is_checked():
         output = planted.attention(query, key, value)
         return output.astype(np.float32) if query.dtype == np.float64 else output
 
-    subject = settled(Subject(widening))
-    asked = {each.dtype for each in questions(subject, Job(""))}
-    assert asked == set(subject.dtypes) > {"float32", "float64"}
-    assert verdict_of(subject, "scores-above-100", dtype="float64") == ("visibly wrong", "")
+    kernel = settled(Subject(widening))
+    asked = {each.dtype for each in questions(kernel, Job(""))}
+    assert asked == set(kernel.dtypes) > {"float32", "float64"}
+    assert verdict_of(kernel, "scores-above-100", dtype="float64") == ("visibly wrong", "")
 
 
 @pytest.mark.needs("torch")
@@ -263,29 +263,29 @@ def test_arrays_of_numpy_for_tensors_are_a_convention_and_their_numbers_count():
     def attention(query, key, value, factor=1):
         return F.scaled_dot_product_attention(query, key, value).numpy() * factor
 
-    subject, case = settled(Subject(attention)), "shape-65x65-plain"
-    (told,) = (each for each in surprises(subject.declared, ()) if each.verdict != "not understood")
-    assert (subject.backend, told.verdict, told.variant) == ("torch", CONVENTION, "other-kind")
-    assert found(subject, case)[case].verdict == "right"
-    assert verdict_of(replace(subject, options={"factor": 2}), case) == ("silently wrong", "doubled")
-    other = found(replace(subject, function=lambda query, key, value: "text"), case)[case]
+    kernel, case = settled(Subject(attention)), "shape-65x65-plain"
+    (told,) = (each for each in surprises(kernel.declared, ()) if each.verdict != "not understood")
+    assert (kernel.backend, told.verdict, told.variant) == ("torch", CONVENTION, "other-kind")
+    assert found(kernel, case)[case].verdict == "right"
+    assert verdict_of(replace(kernel, options={"factor": 2}), case) == ("silently wrong", "doubled")
+    other = found(replace(kernel, function=lambda query, key, value: "text"), case)[case]
     assert (other.verdict, other.detail) == ("visibly wrong", "expected arrays of torch; got str")
 
 
 @pytest.mark.parametrize("fault", ["adds to an old buffer", "one call late"])
 def test_a_stale_workspace_is_told_as_such_and_its_layout_is_not_guessed(fault):
-    last, kernel = {}, planted.Kernel(fault)
+    last, function = {}, planted.Kernel(fault)
 
     def late(query, key, value):
-        output = kernel(query, key, value)
+        output = function(query, key, value)
         before, last[output.shape] = last.get(output.shape, np.zeros_like(output)), output
         return before.astype(output.dtype)
 
-    attention = late if fault == "one call late" else kernel
-    subject = settled(Subject(attention))
-    assert subject.layout == "BHSD"
+    attention = late if fault == "one call late" else function
+    kernel = settled(Subject(attention))
+    assert kernel.layout == "BHSD"
     cases = ("shape-31x31-d80-plain", "shape-65x65-plain", "shape-1x7-plain")
-    _, second = (found(subject, *cases, seed=seed) for seed in range(2))
+    _, second = (found(kernel, *cases, seed=seed) for seed in range(2))
     told = {each.variant for each in second.values() if each.verdict in WRONG}
     assert told == {"former-memory"}
 
@@ -304,10 +304,10 @@ CAUSES = {
 
 @pytest.mark.parametrize(("fault", "cause"), CAUSES.items())
 def test_the_cause_that_is_told_first_is_the_fault_that_was_planted(fault, cause):
-    subject = Subject(planted.Kernel(fault), **TAKES)
+    kernel = Subject(planted.Kernel(fault), **TAKES)
     cases = ("shape-65x65-plain", "shape-128x128-d64-causal", "shape-1x130-plain", "mask", planted.FORWARD[fault])
-    findings = check_subject(subject, cases=cases, dtypes=["float32"], power=False)
-    first = grouped(each for each in findings if each.verdict in WRONG)[0][0].variant
+    results = check_subject(kernel, cases=cases, dtypes=["float32"], power=False)
+    first = grouped(each for each in results if each.verdict in WRONG)[0][0].variant
     assert first in (cause, fault.replace(" ", "-"))  # as rounding differs from processor to processor
 
 

@@ -16,7 +16,7 @@ from attention_conformance.measure.finding import QUIET, WRONG, exit_status, lit
 from attention_conformance.measure.messages import Refused
 from attention_conformance.mistakes.surprises import surprises
 from attention_conformance.run.job import Job
-from attention_conformance.run.subjects import work
+from attention_conformance.run.kernels import work
 
 KERNEL = [planted.Kernel()]
 """The kernel that all wrappers call."""
@@ -131,16 +131,16 @@ TORCH = (
 
 def seen_through(wrapper, backend):
     KERNEL[0] = planted.Kernel()
-    subject = settled(Subject(wrapper, backend=backend))
+    kernel = settled(Subject(wrapper, backend=backend))
     told = {"layout": "BHSD", "mask": "keep", "mask_name": "mask", "causal": "top-left", "causal_name": "is_causal"}
-    assert {name: getattr(subject, name) for name in told} == told
-    subject = replace(subject, dtypes=("float32",))
-    assert {each.verdict for each in found(subject, *HONEST).values()} <= {"right", "refused"}
+    assert {name: getattr(kernel, name) for name in told} == told
+    kernel = replace(kernel, dtypes=("float32",))
+    assert {each.verdict for each in found(kernel, *HONEST).values()} <= {"right", "refused"}
     survived = []
     for fault in FAULTS:
         KERNEL[0] = planted.Kernel(fault)
         case = planted.FORWARD[fault]
-        if found(subject, case)[case].verdict not in WRONG:
+        if found(kernel, case)[case].verdict not in WRONG:
             survived.append(fault)
     return survived
 
@@ -172,22 +172,22 @@ def test_causality_is_told_to_a_call_that_is_causal_or_has_it_by_default():
     def by_default(query, key, value, mask=None, causal=True):
         return planted.attention(query, key, value, mask, causal)
 
-    for kernel in (one_keyword, by_default):
-        subject = settled(Subject(kernel, dtypes=("float32",)))
-        assert (subject.mask, subject.causal) == ("keep", "top-left")
-        assert {each.verdict for each in found(subject, *HONEST).values()} <= {"right", "refused"}
+    for function in (one_keyword, by_default):
+        kernel = settled(Subject(function, dtypes=("float32",)))
+        assert (kernel.mask, kernel.causal) == ("keep", "top-left")
+        assert {each.verdict for each in found(kernel, *HONEST).values()} <= {"right", "refused"}
 
 
 def test_a_parameter_that_is_not_understood_is_told_and_makes_a_strict_run_fail():
     def attention(query, key, value, key_padding_mask=None, *, sliding_window=None):
         return planted.attention(query, key, value)
 
-    subject = settled(Subject(attention))
-    told = surprises(subject.declared, ())
+    kernel = settled(Subject(attention))
+    told = surprises(kernel.declared, ())
     assert [(each.verdict, each.detail) for each in told] == [("not understood", "key_padding_mask, sliding_window")]
-    findings = [*told, *found(subject, "shape-65x65-plain", "mask", "sinks").values()]
-    assert little(findings) == "1 of 3 cases were computed; unknown parameters: key_padding_mask, sliding_window"
-    assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
+    results = [*told, *found(kernel, "shape-65x65-plain", "mask", "sinks").values()]
+    assert little(results) == "1 of 3 cases were computed; unknown parameters: key_padding_mask, sliding_window"
+    assert (exit_status(results), exit_status(results, strict=True)) == (4, 1)
     assert "not understood" in QUIET
     named = settled(Subject(attention, mask_name="key_padding_mask"))
     assert named.unknown == ("sliding_window",)
@@ -225,7 +225,7 @@ def packed_alike(q, k, v, cu_seqlens):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "facts", "cases"),
+    ("function", "facts", "cases"),
     [
         (hidden_keys, ("BHSD", "drop", "top-left"), ("key-lengths", "shape-65x65-d64-causal")),
         (first_keys, ("BHSD", "keep", "none"), ("key-lengths", "shape-65x65-plain")),
@@ -233,10 +233,10 @@ def packed_alike(q, k, v, cu_seqlens):
         (packed_alike, ("BSHD", "none", "none"), ("shape-65x65-plain", "shape-1x1-d16-plain")),
     ],
 )
-def test_masks_of_keys_lengths_and_packed_sequences_are_understood(kernel, facts, cases):
-    subject = settled(adapted(Subject(kernel)))
-    assert (subject.layout, subject.mask, subject.causal, subject.unknown) == (*facts, ())
-    for each in check_subject(Subject(kernel), cases=cases, dtypes=["float32"], power=False):
+def test_masks_of_keys_lengths_and_packed_sequences_are_understood(function, facts, cases):
+    kernel = settled(adapted(Subject(function)))
+    assert (kernel.layout, kernel.mask, kernel.causal, kernel.unknown) == (*facts, ())
+    for each in check_subject(Subject(function), cases=cases, dtypes=["float32"], power=False):
         assert each.verdict == "right", each
 
 
@@ -263,9 +263,9 @@ def test_a_wrapper_that_swallows_all_keywords_is_asked_for_what_is_declared_and_
         return planted.attention(query, key, value)
 
     assert settled(Subject(attention)).mask == "none"
-    subject = settled(Subject(attention, mask="keep", causal="top-left"))
-    assert (subject.mask_name, subject.causal_name) == ("attn_mask", "is_causal")
-    told = found(subject, "mask", "shape-13x13-causal")
+    kernel = settled(Subject(attention, mask="keep", causal="top-left"))
+    assert (kernel.mask_name, kernel.causal_name) == ("attn_mask", "is_causal")
+    told = found(kernel, "mask", "shape-13x13-causal")
     got = {name: each.variant for name, each in told.items()}
     assert got == {"mask": "no-mask", "shape-13x13-causal": "no-causality"}
 
@@ -280,9 +280,9 @@ def test_a_declared_mask_without_a_keyword_is_refused_before_any_case(tmp_path):
     told = list(work(Job(f"{kernel}:attention", {"mask_name": "m"}, cases=("mask",), dtypes=("float32",))))
     assert [(each.case, each.verdict) for each in told if isinstance(each, Finding)] == [("mask", "visibly wrong")]
     one = work(Job(f"{kernel}:attention", cases=("shape-1x1-d16-plain",), dtypes=("float32",)))
-    findings = [each for each in one if isinstance(each, Finding)]
-    assert [each.verdict for each in findings] == ["not understood", "right"]
-    assert (exit_status(findings), exit_status(findings, strict=True)) == (4, 1)
+    results = [each for each in one if isinstance(each, Finding)]
+    assert [each.verdict for each in results] == ["not understood", "right"]
+    assert (exit_status(results), exit_status(results, strict=True)) == (4, 1)
 
 
 def test_layers_with_a_method_call_tell_its_parameters():
@@ -302,5 +302,5 @@ def test_layers_with_a_method_call_tell_its_parameters():
 
 
 def test_a_crash_is_a_failure_of_its_own():
-    finding = found(Subject(planted.attention), "shape-1x1-d16-plain")["shape-1x1-d16-plain"]
-    assert (exit_status([finding]), exit_status([finding, replace(finding, verdict="crashed")])) == (0, 3)
+    result = found(Subject(planted.attention), "shape-1x1-d16-plain")["shape-1x1-d16-plain"]
+    assert (exit_status([result]), exit_status([result, replace(result, verdict="crashed")])) == (0, 3)

@@ -1,6 +1,6 @@
 """Problems of attention as they are drawn, in blocks of the core, and what their errors may be.
 
-A drawn call is facts: numbers, words and rules, which Hypothesis shrinks, and which a finding prints. Arrays come from
+A drawn call is facts: numbers, words and rules, which Hypothesis shrinks, and which a failure prints. Arrays come from
 their seed, and those that rules name from their names as well.
 """
 

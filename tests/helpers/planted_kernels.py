@@ -475,12 +475,12 @@ TAKES = {
 }
 
 
-def found(subject, *cases, dtype="float32", **options):
-    """The finding of each case, by its name."""
-    return {x.case: x for x in check_subject(subject, cases=cases, dtypes=[dtype], **{"power": False} | options)}
+def found(kernel, *cases, dtype="float32", **options):
+    """The result of each case, by its name."""
+    return {x.case: x for x in check_subject(kernel, cases=cases, dtypes=[dtype], **{"power": False} | options)}
 
 
-def verdict_of(subject, case, **options):
+def verdict_of(kernel, case, **options):
     """The verdict of a case, and the name of what the answer equals."""
-    finding = found(subject, case, **options)[case]
-    return finding.verdict, finding.variant
+    result = found(kernel, case, **options)[case]
+    return result.verdict, result.variant

@@ -47,6 +47,8 @@ WORDS = {
     "beside": "besides, next to",
     "attends?(?= (?!to\\b)\\w)|(?:is|are|be|was|were|been) attended(?! to\\b|$)|attending(?! to\\b)": "attend to",
     "(?:may )?attends? (?:to )?nothing|attended by nothing": "fully masked row",
+    "(?:one|two|another|each|any|the|this)[ _]subjects?|subjects": "kernel, implementation",
+    "(?:a|one|each|another|the)[ _]findings?": "result",
 }
 # What the same words mean elsewhere, and so may stand.
 ALLOWED = {

@@ -23,8 +23,8 @@ from attention_conformance.mistakes.causes import agreed
 from attention_conformance.run.again import command_of, script_of
 from attention_conformance.run.alone import confirmed
 from attention_conformance.run.job import Job, job_of
+from attention_conformance.run.kernels import Message, supervised, work
 from attention_conformance.run.names import no_case
-from attention_conformance.run.subjects import Message, supervised, work
 from attention_conformance.verdict.expected import (
     Expected,
     ExpectedError,
@@ -71,14 +71,14 @@ def check(options: Check, /) -> None:
     if run.reason:
         raise refusal(run.reason)
     run.finish(options)
-    raise typer.Exit(exit_status(run.findings, options.strict))
+    raise typer.Exit(exit_status(run.results, options.strict))
 
 
 def _expected(expected: str | None, target: str) -> tuple[Expected, ...]:
     with refusing(ExpectedError):
         found = expected_of(target, expected)
     for each in found:
-        if wrong := no_case(each.case, of_findings=True):
+        if wrong := no_case(each.case, of_results=True):
             raise refusal(f"{wrong}, in {expected}")
     return found
 
@@ -87,7 +87,7 @@ class _Run:
     """Follows the messages of a run, and tells of them."""
 
     def __init__(self, job: Job, expected: tuple[Expected, ...]) -> None:
-        self.job, self.findings, self.reason = job, list[Finding](), ""
+        self.job, self.results, self.reason = job, list[Finding](), ""
         self._expected, self._has_verdict = expected, False
         self._about: dict[str, Any] = {"target": job.target, "profile": self.job.how, "seed": job.seed}
         self._about |= {"declared": dict(job.declared), "machine": environment()}
@@ -124,45 +124,45 @@ class _Run:
         for line in report.assumptions(message.facts, message.sources):
             self._screen.print(Text(f"  {line}"))
 
-    def _note(self, finding: Finding) -> None:
-        finding = accept(finding, self.job.accepted)
-        if finding.dtype != "-" and finding.verdict != "not offered" and not self._has_verdict:
+    def _note(self, result: Finding) -> None:
+        result = accept(result, self.job.accepted)
+        if result.dtype != "-" and result.verdict != "not offered" and not self._has_verdict:
             self._has_verdict = True
-            self._screen.print(f"first verdict: {finding.case} {finding.dtype} is {finding.label}", style="dim")
-        self.findings.append(finding)  # judged by what is expected at the end, when all causes are known
+            self._screen.print(f"first verdict: {result.case} {result.dtype} is {result.label}", style="dim")
+        self.results.append(result)  # judged by what is expected at the end, when all causes are known
         if self.job.same_bits_as:
-            self._screen.print(report.line_of(finding), highlight=False, soft_wrap=True)
+            self._screen.print(report.line_of(result), highlight=False, soft_wrap=True)
 
     def finish(self, options: Check, *, interrupted: bool = False) -> None:
         """Show what was found, and write it."""
         self._about["interrupted"] = interrupted
         if not (interrupted or self.job.cases or self.job.same_bits_as):
-            self.findings += [accept(each, self.job.accepted) for each in never_computed(self.findings)]
-        found = agreed(self.findings)
+            self.results += [accept(each, self.job.accepted) for each in never_computed(self.results)]
+        found = agreed(self.results)
         if self.job.is_trusted and not (interrupted or self.job.same_bits_as or large_cases(self.job.cases)):
             found = confirmed(found, self.job)
-        self.findings = [met(each, self._expected, self._origin) for each in found]
+        self.results = [met(each, self._expected, self._origin) for each in found]
         if not (interrupted or self.job.cases or self.job.dtypes or self.reason):
-            self.findings += unmatched(self.findings, self._expected, self._origin)
-        for each in report.tables(self.findings):
+            self.results += unmatched(self.results, self._expected, self._origin)
+        for each in report.tables(self.results):
             self._screen.print(each, highlight=False)
-        for line in report.power(self.findings, self.job.how):
+        for line in report.power(self.results, self.job.how):
             self._screen.print(line, highlight=False)
-        telling = most_telling(self.findings)
+        telling = most_telling(self.results)
         if telling is not None:
             again = (telling, self.job.target, self.job.declared, self.job.how)
             self._screen.print(f"\nThe most telling again, as a program:\n\n{script_of(*again)}", **AS_IT_IS)
             self._screen.print(f"To see the most telling again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)
-        typer.echo(report.summary(self.findings))
+        typer.echo(report.summary(self.results))
         if options.json is not None:
-            report.write_findings(options.json, self.findings, self._about)
+            report.write_findings(options.json, self.results, self._about)
         if options.write_expected is not None:
             self._write_expected(options.write_expected)
 
     def _write_expected(self, path: Path) -> None:
         preset = PRESETS.get(self.job.target)
         package = preset.package if preset else ""
-        text = expected_text(self.findings, self._expected, origin=self._origin, package=package)
+        text = expected_text(self.results, self._expected, origin=self._origin, package=package)
         write_file(path, text.encode())

@@ -28,7 +28,7 @@ def followed(messages: Iterable[Message], label: str) -> Iterator[Message]:
             elif isinstance(message, Asked):
                 progress.update(task, description=f"probing: {message.question}")
             elif isinstance(message, Started):
-                case = message.finding
+                case = message.result
                 progress.update(task, description=f"{case.backend} {case.case} {way_text(case)}".lstrip())
             elif isinstance(message, Finding):
                 progress.advance(task)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from attention_conformance.own.runner import check as check
     from attention_conformance.port.comparison import Comparison as Comparison, compare as compare
     from attention_conformance.run.again import problem_of as problem_of
-    from attention_conformance.run.subjects import check_subject as check_subject
+    from attention_conformance.run.kernels import check_subject as check_subject
     from attention_conformance.same_call import check_same_call as check_same_call
     from attention_conformance.sharded import check_sharded as check_sharded
 
@@ -45,7 +45,7 @@ _HOMES = {
     "check": "own.runner",
     "check_same_call": "same_call",
     "check_sharded": "sharded",
-    "check_subject": "run.subjects",
+    "check_subject": "run.kernels",
     "compare": "port.comparison",
     "digest": "golden.digest",
     "load_target": "kernel.target",

@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Collect subjects after the files of a session."""
+    """Collect kernels after the files of a session."""
     report = yield
     if isinstance(collector, pytest.Session) and report.passed:
         for target in collector.config.getoption("attention_kernel"):

@@ -43,15 +43,15 @@ class Cases(workers.Order):
     def noted(self, message: Any, at: Finding | None) -> tuple[Cases, Finding | None]:
         """The order from the next case on, and the case that is run."""
         if isinstance(message, Started):
-            return replace(self, skip=self.skip + 1), message.finding
+            return replace(self, skip=self.skip + 1), message.result
         return self, at
 
     def lost(self, at: Finding | None, death: workers.Death) -> tuple[list[Finding], Cases | None]:
-        """The finding for the case that a process died of, and the cases after it."""
+        """The result for the case that a process died of, and the cases after it."""
         verdict, left = "timed out" if death.code is None else "crashed", replace(self, crashes=self.crashes + 1)
         detail = death.reason + _frame(death.stack, self.target)
-        finding = replace(at or self.start, verdict=verdict, detail=detail, traceback=death.stack)
-        found = [] if death.code == TOLD else [finding]
+        result = replace(at or self.start, verdict=verdict, detail=detail, traceback=death.stack)
+        found = [] if death.code == TOLD else [result]
         if at is None or left.crashes < MOST_CRASHES:
             return found, left if at else None
         end = replace(self.start, case="end", shows="The run goes on after a crash.")

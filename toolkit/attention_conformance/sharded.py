@@ -11,7 +11,7 @@ from typing import Any
 
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.finding import Finding
-from attention_conformance.run.subjects import check_subject
+from attention_conformance.run.kernels import check_subject
 from attention_core import Causal, KeyLengths, Shards, SlidingWindow, shard, unshard
 from attention_core.backend import array_namespace, get_backend, on_device_of
 from attention_core.scores import ScoreMod
@@ -27,7 +27,7 @@ BY_POSITION = Causal, KeyLengths, SlidingWindow
 def check_sharded(subject: Subject, shards: Shards, **asked: Any) -> list[Finding]:
     """Check an attention of which each rank holds a part of the sequence.
 
-    Each rank calls this, in a group that it has started, and gets the same findings. The subject's function takes the
+    Each rank calls this, in a group that it has started, and gets the same results. The kernel's function takes the
     rows of its rank, as `attention_core.shard` cuts them, and a keyword ``shards``. That has the group, the split, and
     the length without padding. A mask is over the whole, and a bias has the rows of this rank. The function returns
     the output of its rows. Gradients are those of PyTorch.

@@ -110,7 +110,7 @@ EQUAL = ("expanded", "shared", "far")
 
 
 def stored(array: NumpyArray, kind: str, axes: tuple[int, ...] | None) -> tuple[NumpyArray, View]:
-    """The array to be stored, and its view; contiguous arrays lie in the order of the subject's axes."""
+    """The array to be stored, and its view; contiguous arrays lie in the order of the kernel's axes."""
     if kind != "contiguous" or axes is None or array.ndim != len(axes):
         return MEMORY[kind](array)
     back = tuple(int(each) for each in np.argsort(axes))

@@ -20,7 +20,7 @@ from attention_conformance.launch.fit import fit, meant
 from attention_conformance.launch.subject import NotOffered, Subject
 from attention_conformance.launch.watch import Touched
 from attention_conformance.measure.bounds import Bounds
-from attention_conformance.measure.catalogue import SUBJECT_CASES
+from attention_conformance.measure.catalogue import KERNEL_CASES
 from attention_conformance.measure.finding import CONVENTION, WRONG, Finding
 from attention_conformance.measure.measures import drawn, result_of
 from attention_conformance.measure.properties import merged
@@ -52,15 +52,15 @@ FACTS = {
     "causal": ("other-causality", {}),
     "default_scale": ("other-scale", {"sqrt": "1/√D by default", "one": "1 by default"}),
 }
-"""What two subjects may expect in other ways, which the calls translate."""
+"""What two kernels may expect in other ways, which the calls translate."""
 
 
-def conventions(subject: Subject, other: Subject) -> list[Finding]:
-    """A finding for each convention in which two subjects differ, although each is called by its own."""
+def conventions(kernel: Subject, other: Subject) -> list[Finding]:
+    """A result for each convention in which two kernels differ, although each is called by its own."""
     found = []
     for fact, (name, words) in FACTS.items():
-        both = [getattr(each, fact) for each in (subject, other)]
-        if both[0] == both[1] or subject.native or other.native or not {*both}.isdisjoint({None, "none"}):
+        both = [getattr(each, fact) for each in (kernel, other)]
+        if both[0] == both[1] or kernel.native or other.native or not {*both}.isdisjoint({None, "none"}):
             continue
         says = f"{fact.replace('_', ' ')}: {' and '.join(words.get(each, each) for each in both)}"
         detail = "each is called by its own convention below"
@@ -70,7 +70,7 @@ def conventions(subject: Subject, other: Subject) -> list[Finding]:
 
 
 def same_bits(question: Question) -> Finding:
-    """The finding of one question about bits."""
+    """The result of one question about bits."""
     case, started = question.case, time.perf_counter()
     assert question.other is not None
     blank = Finding(case.name, question.dtype, case.line, case.shows, "right", bound=0.0, seed=question.seed)
@@ -82,8 +82,8 @@ def same_bits(question: Question) -> Finding:
     return replace(found, seconds=time.perf_counter() - started)
 
 
-def _of(question: Question, subject: Subject) -> Question:
-    return replace(question, subject=subject, other=None)
+def _of(question: Question, kernel: Subject) -> Question:
+    return replace(question, kernel=kernel, other=None)
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class _Unlike:
 
 
 class _Row:
-    """One question: the whole by the first subject, and the variations of it by the other."""
+    """One question: the whole by the first kernel, and the variations of it by the other."""
 
     def __init__(self, question: Question, blank: Finding) -> None:
         assert question.other is not None
         self.question, self.blank = question, blank
         self.other = _of(question, question.other)
-        self.is_one = question.subject is question.other
+        self.is_one = question.kernel is question.other
         self.count, self.lacking = 0, ""
         self.refused: dict[str, str] = {}
         self.unlike: list[_Unlike] = []
@@ -118,7 +118,7 @@ class _Row:
             raise NotOffered(self.lacking)
 
     def answer(self) -> Finding:
-        """The finding: same bits, or the first difference."""
+        """The result: same bits, or the first difference."""
         problem = drawn(self.question)
         blank = replace(self.blank, shapes={name: each.shape for name, each in problem.arrays.items()})
         if not self.count:
@@ -137,14 +137,14 @@ class _Row:
     def _kinds(self, problem: Problem) -> Iterator[Problem]:
         """The problem for outputs, and the one for gradients where both have them."""
         yield replace(problem, cotangent=None)
-        both = (self.question.subject, self.other.subject)
+        both = (self.question.kernel, self.other.kernel)
         if problem.cotangent is not None and all(each.differentiates or each.backward for each in both):
             yield problem
 
     def _compare(self, problem: Problem) -> None:
-        fitted = fit(problem, self.question.subject)
+        fitted = fit(problem, self.question.kernel)
         whole = result_of(self.question, fitted)
-        self.scales = answer(dense_of(meant(fitted, self.question.subject))).scales
+        self.scales = answer(dense_of(meant(fitted, self.question.kernel))).scales
         for variation in VARIATIONS[self.question.case.name](problem):
             try:
                 got = _varied(self.other, variation)
@@ -179,23 +179,23 @@ class _Row:
         assert places is not None
         return tuple(int(each) for each in np.unravel_index(places[unlike.difference.index], whole.shape))
 
-    def _explained(self, finding: Finding, unlike: _Unlike) -> Finding:
-        """The finding with its cause, where it is the whole call, or other mathematics."""
-        if not self.is_one and finding.case not in SAME_CALL and self._is_whole(unlike):
-            return replace(finding, variant=AS_WHOLE[0], says=AS_WHOLE[1])
+    def _explained(self, result: Finding, unlike: _Unlike) -> Finding:
+        """The result with its cause, where it is the whole call, or other mathematics."""
+        if not self.is_one and result.case not in SAME_CALL and self._is_whole(unlike):
+            return replace(result, variant=AS_WHOLE[0], says=AS_WHOLE[1])
         wrong = self._mathematics(unlike)
         if wrong is None:
-            return finding
+            return result
         who, found = wrong
         says = f"not the same mathematics: {who} is {found.label}: {found.says or found.detail}"
-        return replace(finding, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
+        return replace(result, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
 
     def _mathematics(self, unlike: _Unlike) -> tuple[str, Finding] | None:
         """Who of the two is wrong in a small case, or within the bounds of a kernel, where they are not wrong alike."""
-        both, names = (self.question, self.other), [each.subject.name for each in (self.question, self.other)]
+        both, names = (self.question, self.other), [each.kernel.name for each in (self.question, self.other)]
         if self.is_one:
             names = ["the whole", "the other call"]
-        elif case := next((each for each in SUBJECT_CASES if each.name == MATHEMATICS.get(self.blank.case)), None):
+        elif case := next((each for each in KERNEL_CASES if each.name == MATHEMATICS.get(self.blank.case)), None):
             found = [judged(replace(each, case=case, other=None, profile="kernel")) for each in both]
             if (wrong := self._wrong(found, names)) is not None:
                 return wrong
@@ -203,7 +203,7 @@ class _Row:
         other = replace(unlike.variation.problem, pieces=(), memory={})
         found = []
         for question, asked, arrays in zip(both, (problem, other), (unlike.whole, unlike.got), strict=True):
-            fitted = fit(asked, question.subject)
+            fitted = fit(asked, question.kernel)
             truth = truth_of(question, fitted)
             measured = Bounds(question, fitted, truth).measure(arrays, truth.arrays)
             verdict = "right" if measured.passes else "silently wrong"
@@ -222,8 +222,8 @@ class _Row:
         return problem if unlike.name in ("query", "key", "value") else replace(problem, cotangent=None)
 
     def _is_whole(self, unlike: _Unlike) -> bool:
-        """Whether the second subject has the bits of this variation in its whole call, too."""
-        whole = result_of(self.other, fit(self._problem(unlike), self.other.subject))
+        """Whether the second kernel has the bits of this variation in its whole call, too."""
+        whole = result_of(self.other, fit(self._problem(unlike), self.other.kernel))
         part = unlike.variation.part(unlike.name, whole[unlike.name])
         got_part = unlike.variation.own(unlike.name, unlike.got[unlike.name])
         return part is not None and part.tobytes() == got_part.tobytes()
@@ -231,20 +231,20 @@ class _Row:
 
 def _varied(question: Question, variation: Variation) -> Arrays:
     """The results of a variation."""
-    subject, backend = question.subject, question.backend
-    if subject.causal == "always" and "rows" in variation.taken:
+    kernel, backend = question.kernel, question.backend
+    if kernel.causal == "always" and "rows" in variation.taken:
         raise NotOffered("calls without causality")
-    if variation.how == "merged" and not subject.native:
+    if variation.how == "merged" and not kernel.native:
         return merged(question, replace(variation.problem, pieces=()))
     if variation.problem.memory and backend.name not in ("numpy", "torch"):
         raise NotOffered("strides")
-    if variation.problem.options.get("return_logsumexp") and not subject.gives("logsumexp"):
+    if variation.problem.options.get("return_logsumexp") and not kernel.gives("logsumexp"):
         raise NotOffered("logsumexp")
     for earlier in variation.before:
-        result_of(question, fit(earlier, subject))
-    fitted = fit(variation.problem, subject)
+        result_of(question, fit(earlier, kernel))
+    fitted = fit(variation.problem, kernel)
     if variation.how == "merged":  # by the core's functions of pieces, with the settings of a partial
-        fitted = replace(fitted, options={**fitted.options, **getattr(subject.function, "keywords", {})})
+        fitted = replace(fitted, options={**fitted.options, **getattr(kernel.function, "keywords", {})})
     if variation.how == "recorded":
         return _recorded(question, fitted)
     if variation.how not in ("", "merged") and (variation.how not in backend.modes or len(backend.modes) == 1):
@@ -252,24 +252,24 @@ def _varied(question: Question, variation: Variation) -> Arrays:
     if variation.how == "compiled":  # of PyTorch, which does not trace what is around the call
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # others would outlive this process
         compile_ = importlib.import_module("torch").compile
-        return result_of(replace(question, subject=replace(subject, function=compile_(subject.function))), fitted)
+        return result_of(replace(question, kernel=replace(kernel, function=compile_(kernel.function))), fitted)
     with _threads(backend, variation.threads):
         return result_of(replace(question, mode="" if variation.how == "merged" else variation.how), fitted)
 
 
 def _recorded(question: Question, problem: Problem) -> Arrays:
     """The forward pass while a library records what gradients need."""
-    subject, backend = question.subject, question.backend
-    if subject.backward is not None or not subject.differentiates:
+    kernel, backend = question.kernel, question.backend
+    if kernel.backward is not None or not kernel.differentiates:
         raise NotOffered("a forward pass of training")
-    arrays, xp = place(problem, subject, backend, question.device), backend.namespace
+    arrays, xp = place(problem, kernel, backend, question.device), backend.namespace
     if backend.name == "torch":
         arrays["cotangent"] = arrays["query"]  # of which only the shape counts
-        return to_numpy({"output": torch_pass(problem, subject, arrays, ("query",))[0].detach()}, backend)
+        return to_numpy({"output": torch_pass(problem, kernel, arrays, ("query",))[0].detach()}, backend)
 
     def passed(placed: Arrays) -> Any:
         def output(*x: Any) -> Any:
-            return outputs(problem, subject, dict(zip(placed, x, strict=True)), xp)["output"]
+            return outputs(problem, kernel, dict(zip(placed, x, strict=True)), xp)["output"]
 
         return {"output": backend.vjp(output, *placed.values())[0]}
 

@@ -159,7 +159,7 @@ class Case:
         * ``exact``: whether the output is that of the problem's ``twin``, bit by bit.
         * ``batch``: the error of the results of several calls, each with samples of the batch.
         * ``batch bits``: the same, and whether equal samples have the same bits in all calls.
-        * ``twice``: whether a second call of a subject gives the same bits.
+        * ``twice``: whether a second call of a kernel gives the same bits.
         * ``overwritten``: whether it reads new numbers in the same memory.
         * ``freed``: whether many calls keep no memory.
         * ``shuffled``, ``hidden``, ``parts``, ``again``: relations of `attention_conformance.cases.shapes`.

@@ -211,4 +211,4 @@ KERNELS: tuple[Case, ...] = (
     row("after-shorter", sized(66, 66, 32, "causal"), before=lambda p, _: [_cut(p, 20, 20), _cut(p, p.sizes[2], 20)]),
     row("memory-is-freed", sized(64, 512, 64), measure="freed", dtypes=("float32",)),
 )  # fmt: skip
-"""Cases at kernel sizes, for subjects."""
+"""Cases at the sizes of kernels."""

@@ -93,4 +93,4 @@ LARGE: tuple[Case, ...] = (
     _case("large-elements-value", memory=12.0, dtypes=NARROW, closed=_of_selected,
           inputs=lambda d: selecting(d, 1, 256, 128, heads=32, batch=2050, shared="key")),
 )  # fmt: skip
-"""Large cases, for subjects; they run when they are asked for."""
+"""Large cases, for kernels; they run when they are asked for."""

@@ -1,6 +1,6 @@
-"""Cases of properties that need no oracle: what two or more calls of one subject owe each other.
+"""Cases of properties that need no oracle: what two or more calls of one kernel owe each other.
 
-An oracle answers them nevertheless, so that a subject that breaks a property in the same way each time is seen, too.
+An oracle answers them nevertheless, so that a kernel that breaks a property in the same way each time is seen, too.
 Corners of values, masks and widths come after them.
 """
 
@@ -125,7 +125,7 @@ PROPERTIES: tuple[Case, ...] = (
     row("memory-one-array", _one_array),
     gradient("gradient-memory-one-array", partial(_one_array, gradient=True)),
 )  # fmt: skip
-"""Properties, for subjects."""
+"""Properties, for kernels."""
 
 CORNERS: tuple[Case, ...] = (
     row("masked-large-value", _masked_large),
@@ -135,4 +135,4 @@ CORNERS: tuple[Case, ...] = (
     row("mask-of-heads-and-causal", sized(70, 130, 32, "maskbhm", heads=3, is_causal=True)),
     row("after-rolled-mask", sized(20, 34, 32, "mask"), before=_rolled),
 )  # fmt: skip
-"""Corners, for subjects."""
+"""Corners, for kernels."""

@@ -66,31 +66,31 @@ def unpacked(attention: Callable[..., Any], *names: str) -> Callable[..., Any]:
     return called
 
 
-def adapted(subject: Subject) -> Subject:
-    """A subject whose callable takes what the kit asks for; as it is where it does, or says itself what it takes."""
-    parameters, _ = parameters_of(subject.function)
-    declared = [*subject.declared.values(), *(subject.options or ())]
+def adapted(kernel: Subject) -> Subject:
+    """A kernel whose callable takes what the kit asks for; as it is where it does, or says itself what it takes."""
+    parameters, _ = parameters_of(kernel.function)
+    declared = [*kernel.declared.values(), *(kernel.options or ())]
     free = [name for name in parameters if name not in declared]
     takes_masks = any(name in parameters for name in (*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]))
     packed = [name for name in free if PACKED.fullmatch(name)]
-    if subject.backward is not None or hasattr(subject.function, "adapter") or subject.mask_name:
-        return subject
+    if kernel.backward is not None or hasattr(kernel.function, "adapter") or kernel.mask_name:
+        return kernel
     if any(name.startswith("cu") for name in packed):
-        return _wrapped(subject, parameters, unpacked, *packed)
+        return _wrapped(kernel, parameters, unpacked, *packed)
     for adapter, names in ((masked_by_keys, PADDING), (masked_by_lengths, LENGTHS)):
         for name in names if not takes_masks else ():
             if name in free and parameters[name].default is not inspect.Parameter.empty:
-                return _wrapped(subject, parameters, adapter, name)
-    return subject
+                return _wrapped(kernel, parameters, adapter, name)
+    return kernel
 
 
 def _wrapped(
-    subject: Subject, parameters: Mapping[str, inspect.Parameter], adapter: Callable[..., Any], *names: str
+    kernel: Subject, parameters: Mapping[str, inspect.Parameter], adapter: Callable[..., Any], *names: str
 ) -> Subject:
-    """The subject by an adapter, with the signature that this gives it."""
-    function: Any = functools.wraps(subject.function, updated=())(adapter(subject.function, *names))
+    """The kernel by an adapter, with the signature that this gives it."""
+    function: Any = functools.wraps(kernel.function, updated=())(adapter(kernel.function, *names))
     rest = [each for name, each in parameters.items() if name not in names]
     if adapter is not unpacked:
         rest.append(inspect.Parameter("mask", inspect.Parameter.KEYWORD_ONLY, default=None))
     function.adapter, function.__signature__ = adapter, inspect.Signature(sorted(rest, key=lambda each: each.kind))
-    return replace(subject, function=function)
+    return replace(kernel, function=function)

@@ -1,4 +1,4 @@
-"""What options say about a subject and its check, for the command and for pytest alike."""
+"""What options say about a kernel and its check, for the command and for pytest alike."""
 
 from __future__ import annotations
 

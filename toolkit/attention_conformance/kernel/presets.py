@@ -16,7 +16,7 @@ from attention_conformance.launch.subject import Subject
 
 @dataclass(frozen=True)
 class Preset:
-    """The package that a preset needs, and how its subject is made."""
+    """The package that a preset needs, and how its kernel is made."""
 
     package: str
     make: Callable[[], Subject]

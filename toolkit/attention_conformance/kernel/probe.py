@@ -1,4 +1,4 @@
-"""What small calls tell about a subject: its layout, the sense of its mask, where its causality counts from."""
+"""What small calls tell about a kernel: its layout, the sense of its mask, where its causality counts from."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Witness:
         What the first call raised that did not return.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, kernel: Subject) -> None:
         self.calls, self.answered, self.raised = 0, 0, ""
         self.nearest: float | None = None
         self._before = 0, 0
-        self._function = subject.function
-        self.subject = replace(subject, function=self._watched())
+        self._function = kernel.function
+        self.kernel = replace(kernel, function=self._watched())
 
     def _watched(self) -> Callable[..., Any]:
         @functools.wraps(self._function, updated=())
@@ -116,30 +116,30 @@ class Witness:
         return "no such call gave the right numbers" if is_unlike else "found by a call"
 
 
-def _distance(subject: Subject, problem: Problem, block: int = 0, **hypothesis: Any) -> float:
-    """How far a call is from the definition, if the subject is as supposed; infinite where it raises.
+def _distance(kernel: Subject, problem: Problem, block: int = 0, **hypothesis: Any) -> float:
+    """How far a call is from the definition, if the kernel is as supposed; infinite where it raises.
 
     With ``block``, the least distance of so many rows of a head counts: a fault elsewhere hides no convention.
     """
-    found = _measured(subject, problem, block, **hypothesis)
-    witness: Witness | None = getattr(subject.function, "witness", None)
+    found = _measured(kernel, problem, block, **hypothesis)
+    witness: Witness | None = getattr(kernel.function, "witness", None)
     if witness is not None:
         witness.nearest = found if witness.nearest is None else min(found, witness.nearest)
     return found
 
 
 def _measured(
-    subject: Subject, problem: Problem, block: int = 0, truth: Callable[[Dense], Dense] = lambda dense: dense,
+    kernel: Subject, problem: Problem, block: int = 0, truth: Callable[[Dense], Dense] = lambda dense: dense,
     **hypothesis: Any,
 ) -> float:  # fmt: skip
-    supposed = replace(subject, **hypothesis).learned(PLAIN)
+    supposed = replace(kernel, **hypothesis).learned(PLAIN)
     for kind in _kinds(problem):
         try:
             fitted = fit(kind, supposed)
             got = _output(supposed, fitted)
         except NotOffered:
             return np.inf
-        except Exception:  # whatever a subject raises is a refusal: of float32, perhaps
+        except Exception:  # whatever a kernel raises is a refusal: of float32, perhaps
             continue
         break
     else:
@@ -162,60 +162,60 @@ def _kinds(problem: Problem) -> Iterator[Problem]:
         yield replace(problem, arrays=arrays, cotangent=cotangent)
 
 
-def _called(subject: Subject, problem: Problem, call: Callable[[Problem, Facts, Backend], Any]) -> Any:
+def _called(kernel: Subject, problem: Problem, call: Callable[[Problem, Facts, Backend], Any]) -> Any:
     """What a call gives with the arrays of a problem, where its type is computed in."""
-    backend = get_backend(subject.backend or "numpy")
+    backend = get_backend(kernel.backend or "numpy")
     with np.errstate(all="ignore"), in_precision(backend, problem.arrays["query"].dtype.name):
-        arrays = place(problem, subject, backend, subject.device or devices_of(backend)[0])
+        arrays = place(problem, kernel, backend, kernel.device or devices_of(backend)[0])
         return call(problem, arrays, backend)
 
 
-def _output(subject: Subject, problem: Problem) -> NumpyArray:
+def _output(kernel: Subject, problem: Problem) -> NumpyArray:
     def call(problem: Problem, arrays: Facts, backend: Backend) -> NumpyArray:
-        return to_numpy(outputs(problem, subject, arrays, backend.namespace), backend)["output"]
+        return to_numpy(outputs(problem, kernel, arrays, backend.namespace), backend)["output"]
 
-    found: NumpyArray = _called(subject, problem, call)
+    found: NumpyArray = _called(kernel, problem, call)
     return found
 
 
-def _library(subject: Subject) -> Facts:
-    found = read_signature(subject)
+def _library(kernel: Subject) -> Facts:
+    found = read_signature(kernel)
     loaded = [name for name in LIBRARIES if name in sys.modules]  # a layer of Keras may hide its library
-    names = dict.fromkeys([subject.backend or found["backend"], "numpy", *loaded])
+    names = dict.fromkeys([kernel.backend or found["backend"], "numpy", *loaded])
     for name in names:
         try:
             get_backend(name)
         except Exception:  # not installed: another
             continue
-        with_library = replace(subject, backend=name).learned(found)
-        works = with_library.native or subject.backend
+        with_library = replace(kernel, backend=name).learned(found)
+        works = with_library.native or kernel.backend
         if works or any(_distance(with_library, _problem(), layout=layout) < np.inf for layout in LAYOUTS):
             return {**found, "backend": name}
     return {**found, "backend": next(iter(names))}
 
 
-def _layout(subject: Subject) -> Facts:
-    scales = ["sqrt", "one"] if subject.default_scale is None else [subject.default_scale]
-    layouts = LAYOUTS if subject.layout is None else (subject.layout,)
+def _layout(kernel: Subject) -> Facts:
+    scales = ["sqrt", "one"] if kernel.default_scale is None else [kernel.default_scale]
+    layouts = LAYOUTS if kernel.layout is None else (kernel.layout,)
     tried = {}
     for causal, layout, scale in itertools.product(("none", "always"), layouts, scales):
         found: Facts = {"layout": layout, "default_scale": scale}
-        distance = _distance(subject, _problem(), **found, causal=causal)
+        distance = _distance(kernel, _problem(), **found, causal=causal)
         if distance < MATCH:
-            return found | ({} if causal == "none" or subject.causal_name else {"causal": causal})
+            return found | ({} if causal == "none" or kernel.causal_name else {"causal": causal})
         if causal == "none":
             tried[layout, scale] = distance
     layout, scale = min(tried, key=lambda each: tried[each])
-    again = _distance(subject, _problem(), layout=layout, default_scale=scale)
+    again = _distance(kernel, _problem(), layout=layout, default_scale=scale)
     if not (tried[layout, scale] < LIKE and abs(again - tried[layout, scale]) < MATCH):  # like nothing, or by chance
         layout, scale = next((each for each in tried if tried[each] < UNLIKE), (layout, scale))
-    return {"layout": layout, "default_scale": "sqrt" if subject.scale_name is None else scale}
+    return {"layout": layout, "default_scale": "sqrt" if kernel.scale_name is None else scale}
 
 
-def _words(subject: Subject) -> Facts:
+def _words(kernel: Subject) -> Facts:
     """Keywords that a callable does not tell: it refuses those that it does not know, or they change its result."""
-    backend = get_backend(subject.backend or "numpy")
-    device, random = subject.device or devices_of(backend)[0], np.random.default_rng(3)
+    backend = get_backend(kernel.backend or "numpy")
+    device, random = kernel.device or devices_of(backend)[0], np.random.default_rng(3)
     mask = (random.random((64, 64)) < 0.5) | np.eye(64, dtype=bool)
     rates = np.ones(4, np.float32)
     values: Facts = {"mask_name": mask, "bias_name": np.where(mask, 0, -np.inf).astype(np.float32), "sinks_name": rates}
@@ -223,7 +223,7 @@ def _words(subject: Subject) -> Facts:
 
     def called(word: str, value: Any) -> Any:
         value = backend.from_numpy(value, device=device) if isinstance(value, np.ndarray) else value
-        asked = replace(subject, options={**(subject.options or {}), **({word: value} if word else {})})
+        asked = replace(kernel, options={**(kernel.options or {}), **({word: value} if word else {})})
         for problem in _kinds(_problem()):
             try:
                 return _output(asked.learned(PLAIN), problem).tobytes()
@@ -234,19 +234,19 @@ def _words(subject: Subject) -> Facts:
     plain, found = called("", None), Facts()
     swallows = called("no_such_keyword", True) == plain
     for fact, words in KEYWORDS.items():
-        if getattr(subject, fact) is None and fact != "window_name":
+        if getattr(kernel, fact) is None and fact != "window_name":
             value = values.get(fact, 0.5)
             unlike = plain if swallows else called("no_such_keyword", value)
             taken = (word for word in words if called(word, value) != unlike)
             found[fact] = next(taken, None if fact == "bias_name" else "")
     for fact in ("mask", "causal"):  # what is declared is asked for, and then judged
-        if getattr(subject, fact) not in (None, "none", "always") and swallows:
+        if getattr(kernel, fact) not in (None, "none", "always") and swallows:
             found[f"{fact}_name"] = found.get(f"{fact}_name") or KEYWORDS[f"{fact}_name"][0]
     return found
 
 
-def _results(subject: Subject) -> Facts:
-    everything = replace(subject.learned(PLAIN), returns=("output", "weights", "logsumexp"))
+def _results(kernel: Subject) -> Facts:
+    everything = replace(kernel.learned(PLAIN), returns=("output", "weights", "logsumexp"))
     for problem in _kinds(fit(_problem(64, 128), everything)):
         with contextlib.suppress(Exception):  # refused: the cases will tell
             found = _called(everything, problem, lambda p, x, library: outputs(p, everything, x, library.namespace))
@@ -254,9 +254,9 @@ def _results(subject: Subject) -> Facts:
     return {"returns": ("output",)}
 
 
-def _mask(subject: Subject) -> Facts:
-    if not subject.mask_name:
-        return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
+def _mask(kernel: Subject) -> Facts:
+    if not kernel.mask_name:
+        return {"mask": "none", "full_mask": False, "bias_name": kernel.bias_name or ""}
     random = np.random.default_rng(3)
     mask = random.random((2, 1, 64, 64)) < 0.5
     index = np.arange(64)
@@ -265,30 +265,30 @@ def _mask(subject: Subject) -> Facts:
     found: Facts = {}
     for problem in (_problem(arrays={"mask": each}, mask=array("mask")) for each in (mask, of_keys)):
         if found.get("mask", "none") == "none":
-            found = _sense(subject, problem)
+            found = _sense(kernel, problem)
     return found
 
 
-def _sense(subject: Subject, problem: Problem) -> Facts:
-    """What a mask is to the subject, by the calls of a problem."""
-    senses = ("keep", "drop", "integer", "additive") if subject.mask is None else (subject.mask,)
-    shapes = (False, True) if subject.full_mask is None else (subject.full_mask,)
+def _sense(kernel: Subject, problem: Problem) -> Facts:
+    """What a mask is to the kernel, by the calls of a problem."""
+    senses = ("keep", "drop", "integer", "additive") if kernel.mask is None else (kernel.mask,)
+    shapes = (False, True) if kernel.full_mask is None else (kernel.full_mask,)
     tried = {
-        (sense, full): _distance(subject, problem, BLOCK, mask=sense, full_mask=full, bias_name=subject.bias_name or "")
+        (sense, full): _distance(kernel, problem, BLOCK, mask=sense, full_mask=full, bias_name=kernel.bias_name or "")
         for full in shapes
         for sense in senses
     }
     fitting = [each for each in tried if tried[each] < MATCH]
     sense, full = fitting[0] if fitting else min(tried, key=lambda each: tried[each])
     if tried[sense, full] == np.inf:
-        return {"mask": "none", "full_mask": False, "bias_name": subject.bias_name or ""}
+        return {"mask": "none", "full_mask": False, "bias_name": kernel.bias_name or ""}
     if sense == "additive" and tried.get(("keep", full), np.inf) < np.inf:
-        added = _measured(subject, problem, BLOCK, _booleans_added, mask="keep", full_mask=full, bias_name="")
+        added = _measured(kernel, problem, BLOCK, _booleans_added, mask="keep", full_mask=full, bias_name="")
         sense = "additive" if fitting and added < MATCH else "keep"  # other numbers: the contract's sense
     elif not fitting and tried.get(("keep", full), np.inf) < np.inf:
         sense = "keep"  # by which it will be judged
-    shares = not subject.bias_name and tried.get(("additive", full), np.inf) < MATCH
-    return {"mask": sense, "full_mask": full, "bias_name": subject.mask_name if shares else subject.bias_name or ""}
+    shares = not kernel.bias_name and tried.get(("additive", full), np.inf) < MATCH
+    return {"mask": sense, "full_mask": full, "bias_name": kernel.mask_name if shares else kernel.bias_name or ""}
 
 
 def _booleans_added(dense: Dense) -> Dense:
@@ -296,48 +296,48 @@ def _booleans_added(dense: Dense) -> Dense:
     return dense.changed(mask=None, bias=None if dense.mask is None else dense.mask.astype(np.float64))
 
 
-def _causal(subject: Subject) -> Facts:
-    if not subject.causal_name and subject.causal in (None, "none"):
+def _causal(kernel: Subject) -> Facts:
+    if not kernel.causal_name and kernel.causal in (None, "none"):
         return {"causal": "none"}
-    if not subject.causal_name:
+    if not kernel.causal_name:
         return {}
     problem = _problem(64, 128, options={"is_causal": True})
-    tried = {each: _distance(subject, problem, BLOCK, causal=each) for each in ("top-left", "bottom-right")}
+    tried = {each: _distance(kernel, problem, BLOCK, causal=each) for each in ("top-left", "bottom-right")}
     best = min(tried, key=lambda each: tried[each])
     return {"causal": best if tried[best] < MATCH else "top-left"}
 
 
-def _both(subject: Subject) -> Facts:
-    if subject.causal == "none" or not (subject.mask_name or subject.bias_name):
+def _both(kernel: Subject) -> Facts:
+    if kernel.causal == "none" or not (kernel.mask_name or kernel.bias_name):
         return {"mask_with_causal": False}
     mask = np.ones((2, 1, 64, 64), dtype=bool)
     mask[..., 2] = False
     mask[..., 0] = True
     problem = _problem(arrays={"mask": mask}, mask=array("mask"), options={"is_causal": True})
-    return {"mask_with_causal": _distance(subject, problem, mask_with_causal=True) < np.inf}
+    return {"mask_with_causal": _distance(kernel, problem, mask_with_causal=True) < np.inf}
 
 
-def _grouped(subject: Subject) -> Facts:
-    return {"grouped": _distance(subject, _problem(kv_heads=2), grouped=True) < np.inf}
+def _grouped(kernel: Subject) -> Facts:
+    return {"grouped": _distance(kernel, _problem(kv_heads=2), grouped=True) < np.inf}
 
 
-def _widths(subject: Subject) -> Facts:
-    return {"same_width": not _distance(subject, _problem(value_width=32), same_width=False) < np.inf}
+def _widths(kernel: Subject) -> Facts:
+    return {"same_width": not _distance(kernel, _problem(value_width=32), same_width=False) < np.inf}
 
 
-def _dtypes(subject: Subject) -> Facts:
-    backend = get_backend(subject.backend or "numpy")
-    device = subject.device or devices_of(backend)[0]
+def _dtypes(kernel: Subject) -> Facts:
+    backend = get_backend(kernel.backend or "numpy")
+    device = kernel.device or devices_of(backend)[0]
     taken, kept, foreign = [], True, []
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        result = subject.function(*arguments, **options)
+        result = kernel.function(*arguments, **options)
         foreign.append(backend.name != "numpy" and isinstance(result, np.ndarray))
         return result
 
-    noting = replace(subject.learned(PLAIN), function=noted)
+    noting = replace(kernel.learned(PLAIN), function=noted)
     spared = ("float64", "bfloat16") if backend.name == "numpy" else ("float64",)  # NumPy itself widens bfloat16
-    for dtype in subject.dtypes or DTYPES:
+    for dtype in kernel.dtypes or DTYPES:
         if not holds(backend, device, dtype):
             continue
         problem = fit(_problem(dtype=dtype), noting)
@@ -348,12 +348,12 @@ def _dtypes(subject: Subject) -> Facts:
     return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept, "keeps_library": not any(foreign)}
 
 
-def _gradients(subject: Subject) -> Facts:
-    has_pair, is_tried = subject.backward is not None, get_backend(subject.backend or "numpy").differentiates
+def _gradients(kernel: Subject) -> Facts:
+    has_pair, is_tried = kernel.backward is not None, get_backend(kernel.backend or "numpy").differentiates
     problem = _problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))
     for each in _kinds(problem) if is_tried and not has_pair else ():
         with contextlib.suppress(Exception):  # no gradient
-            _called(subject, each, lambda p, x, library: gradients(p, subject, x, ("query",), library))
+            _called(kernel, each, lambda p, x, library: gradients(p, kernel, x, ("query",), library))
             return {"differentiates": True}
     return {"differentiates": has_pair}
 
@@ -381,7 +381,7 @@ AFTER_A_CRASH: dict[str, Facts] = {
 """What is supposed where a question ended the process."""
 
 
-def probed(subject: Subject, known: Mapping[str, Facts] | None = None) -> Iterator[tuple[str, Facts | None]]:
+def probed(kernel: Subject, known: Mapping[str, Facts] | None = None) -> Iterator[tuple[str, Facts | None]]:
     """Ask every question that the declarations leave open: before it with None, and then with the answer.
 
     Answers of a former process, by question, are taken as they are.
@@ -389,24 +389,24 @@ def probed(subject: Subject, known: Mapping[str, Facts] | None = None) -> Iterat
     for name, (question, facts) in PROBES.items():
         if known and name in known:
             found = known[name]
-        elif _needs_no_answer(subject, name, facts):
+        elif _needs_no_answer(kernel, name, facts):
             found = {}
         else:
             yield name, None
-            found = question(subject)
-        subject = subject.learned(found)
+            found = question(kernel)
+        kernel = kernel.learned(found)
         yield name, found
 
 
-def _needs_no_answer(subject: Subject, question: str, facts: tuple[str, ...]) -> bool:
-    if subject.native:
+def _needs_no_answer(kernel: Subject, question: str, facts: tuple[str, ...]) -> bool:
+    if kernel.native:
         return question not in ("signature", "dtypes", "gradients")
-    return question != "signature" and all(getattr(subject, fact) is not None for fact in facts)
+    return question != "signature" and all(getattr(kernel, fact) is not None for fact in facts)
 
 
-def settled(subject: Subject, answers: Iterable[Facts] = ()) -> Subject:
-    """A subject with all questions answered, in this process unless answers are at hand."""
-    for facts in answers or (facts for _, facts in probed(subject) if facts is not None):
-        subject = subject.learned(facts)
-    subject = replace(subject, layout=None) if subject.native else subject
-    return subject.learned({} if subject.native else PLAIN)
+def settled(kernel: Subject, answers: Iterable[Facts] = ()) -> Subject:
+    """A kernel with all questions answered, in this process unless answers are at hand."""
+    for facts in answers or (facts for _, facts in probed(kernel) if facts is not None):
+        kernel = kernel.learned(facts)
+    kernel = replace(kernel, layout=None) if kernel.native else kernel
+    return kernel.learned({} if kernel.native else PLAIN)

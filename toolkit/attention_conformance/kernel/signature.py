@@ -108,16 +108,16 @@ def _signature(function: Any) -> Parameters | None:
         return None
 
 
-def read_signature(subject: Subject) -> dict[str, Any]:
-    """The facts that a signature tells about a subject; none about keywords that it may have and does not tell."""
-    facts: dict[str, Any] = {"backend": _library(subject.function)}
-    parameters, is_open = parameters_of(subject.function)
+def read_signature(kernel: Subject) -> dict[str, Any]:
+    """The facts that a signature tells about a kernel; none about keywords that it may have and does not tell."""
+    facts: dict[str, Any] = {"backend": _library(kernel.function)}
+    parameters, is_open = parameters_of(kernel.function)
     if not parameters:  # PyTorch's built-in has its names in the documentation
-        text = (getattr(inspect.unwrap(subject.function), "__doc__", None) or "").partition("->")[0]
+        text = (getattr(inspect.unwrap(kernel.function), "__doc__", None) or "").partition("->")[0]
         words = {word: None for words in KEYWORDS.values() for word in words if f"{word}=" in text}
-        words_of = {**_keywords(words, not words, subject), "unknown": () if words else ("*args", "**kwargs")}
+        words_of = {**_keywords(words, not words, kernel), "unknown": () if words else ("*args", "**kwargs")}
         return facts | words_of | {"native": False, "order": ("query", "key", "value")}
-    if set(parameters) >= NATIVE and subject.native is not False:
+    if set(parameters) >= NATIVE and kernel.native is not False:
         asks = {name: {f"return_{name}": True} for name in ("weights", "logsumexp")}
         return facts | {"native": True, "asks": asks, "mask": "keep", "causal": "top-left", "grouped": True}
     positional = [name for name, each in parameters.items() if each.kind is not each.KEYWORD_ONLY]
@@ -136,15 +136,15 @@ def read_signature(subject: Subject) -> dict[str, Any]:
     of_masks = {*KEYWORDS["mask_name"], *KEYWORDS["bias_name"]}
     options: dict[str, Any] = {name: None for name in required if name in of_masks}
     options |= {name: 0.0 for name in KEYWORDS["dropout_name"] if name in parameters and _drops(parameters[name])}
-    flags = (*KEYWORDS["causal_name"], subject.causal_name or "")
+    flags = (*KEYWORDS["causal_name"], kernel.causal_name or "")
     options |= {name: False for name in flags if name in others and _drops(others[name])}
     if set(required) & set(KEYWORDS["scale_name"]):
         facts["default_scale"] = "one"  # there is none: it is always stated
     order = order or ("query", "key", "value")
-    words_of = _keywords(others, is_open, subject)
+    words_of = _keywords(others, is_open, kernel)
     if not _takes_two(parameters, words_of.get("window_name", "")):
         words_of["window_name"] = ""
-    declared = {each for name, each in subject.declared.items() if name.endswith("_name")}
+    declared = {each for name, each in kernel.declared.items() if name.endswith("_name")}
     known = {*words_of.values(), *declared, *options, *(word for asked in asks.values() for word in asked)}
     unknown = [name for name in others if name not in known] + ["**kwargs"] * is_open
     places = [name for name, each in others.items() if each.kind is ONLY]
@@ -169,9 +169,9 @@ def _takes_two(parameters: dict[str, Any], name: str) -> bool:
     return name == "local_window_size" or (name in parameters and isinstance(parameters[name].default, tuple | list))
 
 
-def _keywords(parameters: Mapping[str, Any], is_open: bool, subject: Subject) -> dict[str, Any]:
+def _keywords(parameters: Mapping[str, Any], is_open: bool, kernel: Subject) -> dict[str, Any]:
     found: dict[str, Any] = {
-        fact: getattr(subject, fact)
+        fact: getattr(kernel, fact)
         or next((word for word in words if word in parameters), None if fact == "bias_name" else "")
         for fact, words in KEYWORDS.items()
     }

@@ -1,4 +1,4 @@
-"""From the text of a target to a subject.
+"""From the text of a target to a kernel.
 
 ``package.module:callable``, ``path/file.py:callable``, or a preset.
 """
@@ -22,7 +22,7 @@ class TargetError(ValueError):
 
 
 def load_target(target: str, backward: str | None = None, **declared: Any) -> Subject:
-    """Load a subject, with declarations that come before what is found.
+    """Load a kernel, with declarations that come before what is found.
 
     Parameters
     ----------

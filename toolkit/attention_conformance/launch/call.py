@@ -1,4 +1,4 @@
-"""From a fitted problem to a call of the subject, and to gradients, in the arrays of its library."""
+"""From a fitted problem to a call of the kernel, and to gradients, in the arrays of its library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def axes_of(layout: str) -> tuple[int, ...]:
     return tuple("BHSD".index(letter) for letter in [*(each for each in "BH" if each not in layout), *layout])
 
 
-def place(problem: Problem, subject: Subject, backend: Backend, device: str) -> Arrays:
+def place(problem: Problem, kernel: Subject, backend: Backend, device: str) -> Arrays:
     """The arrays of a problem on a device, in the memory that the problem says."""
     xp, placed = backend.namespace, {}
     arrays = dict(problem.arrays)
@@ -40,24 +40,24 @@ def place(problem: Problem, subject: Subject, backend: Backend, device: str) -> 
             placed[name] = placed[kind]
             continue
         axes = None
-        if subject.layout and name in ("query", "key", "value", "cotangent"):
-            axes = axes_of(subject.layout)
+        if kernel.layout and name in ("query", "key", "value", "cotangent"):
+            axes = axes_of(kernel.layout)
         storage, view = stored(each, kind, axes)
         placed[name] = view(backend.from_numpy(storage, device=device), xp)
     return placed
 
 
-def outputs(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arrays:
-    """What a subject returns, by name, with the axes of the contract."""
-    if subject.native:
-        return output_function(subject.function, problem)(arrays)
-    assert subject.layout is not None
-    return _looped(problem, subject, arrays, xp)
+def outputs(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> Arrays:
+    """What a kernel returns, by name, with the axes of the contract."""
+    if kernel.native:
+        return output_function(kernel.function, problem)(arrays)
+    assert kernel.layout is not None
+    return _looped(problem, kernel, arrays, xp)
 
 
-def _looped(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arrays:
+def _looped(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> Arrays:
     """Loop over the axes that a layout lacks."""
-    layout = subject.layout or "BHSD"
+    layout = kernel.layout or "BHSD"
     names = [name for name in ("query", "key", "value", "mask", "bias") if name in arrays]
     batches, heads = arrays["query"].shape[:2]
     shared = heads // max(1, arrays["key"].shape[1])
@@ -69,7 +69,7 @@ def _looped(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arra
 
     def called(*index: int) -> Arrays:
         one = arrays | {name: part(name, *index) for name in names if index}
-        return _named(_call(problem, subject, one, xp), problem, subject, xp)
+        return _named(_call(problem, kernel, one, xp), problem, kernel, xp)
 
     def stacked(found: list[Arrays]) -> Arrays:
         return {name: xp.stack([each[name] for each in found]) for name in found[0]}
@@ -81,70 +81,70 @@ def _looped(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Arra
     return stacked([stacked([called(batch, head) for head in range(heads)]) for batch in range(batches)])
 
 
-def _call(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> Any:
-    order = subject.order or ("query", "key", "value")
-    ordered = [_turned(arrays[name], subject, xp) for name in order]
-    words = keywords(problem, subject, arrays, xp)
-    ordered += by_place(subject, words)
-    if subject.array_names:
-        return subject.function(**dict(zip(subject.array_names, ordered, strict=True)), **words)
-    return subject.function(*ordered, **words)
+def _call(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> Any:
+    order = kernel.order or ("query", "key", "value")
+    ordered = [_turned(arrays[name], kernel, xp) for name in order]
+    words = keywords(problem, kernel, arrays, xp)
+    ordered += by_place(kernel, words)
+    if kernel.array_names:
+        return kernel.function(**dict(zip(kernel.array_names, ordered, strict=True)), **words)
+    return kernel.function(*ordered, **words)
 
 
-def by_place(subject: Subject, words: dict[str, Any]) -> list[Any]:
+def by_place(kernel: Subject, words: dict[str, Any]) -> list[Any]:
     """Take those of the keywords that have a place and no name, and the defaults before the last of them."""
-    options = subject.positional or {}
+    options = kernel.positional or {}
     stop = max((count for count, name in enumerate(options, 1) if name in words), default=0)
     return [words.pop(name, default) for name, default in list(options.items())[:stop]]
 
 
-def keywords(problem: Problem, subject: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:
+def keywords(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:
     """The keywords of a call."""
-    found, options = dict(subject.options or {}), problem.options
-    if "mask" in arrays and subject.mask_name:
-        mask = xp.logical_not(arrays["mask"]) if subject.mask == "drop" else arrays["mask"]
-        found[subject.mask_name] = xp.astype(mask, xp.int32) if subject.mask == "integer" else mask
-    if "bias" in arrays and (subject.bias_name or subject.mask_name):
-        found[subject.bias_name or subject.mask_name or ""] = arrays["bias"]
+    found, options = dict(kernel.options or {}), problem.options
+    if "mask" in arrays and kernel.mask_name:
+        mask = xp.logical_not(arrays["mask"]) if kernel.mask == "drop" else arrays["mask"]
+        found[kernel.mask_name] = xp.astype(mask, xp.int32) if kernel.mask == "integer" else mask
+    if "bias" in arrays and (kernel.bias_name or kernel.mask_name):
+        found[kernel.bias_name or kernel.mask_name or ""] = arrays["bias"]
     is_grouped = problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]
     told = {"causal": options.get("is_causal") or None, "scale": options.get("scale"),
             "softcap": options.get("softcap"), "sinks": arrays.get("sinks"), "window": options.get("window") or None,
             "alibi": arrays.get("alibi"), "dropout": options.get("dropout_rate") or None,
             "grouped": is_grouped or None}  # fmt: skip
     for name, each in told.items():
-        if (word := getattr(subject, f"{name}_name")) and each is not None:
+        if (word := getattr(kernel, f"{name}_name")) and each is not None:
             found[word] = each
-    for name, asked in (subject.asks or {}).items():
+    for name, asked in (kernel.asks or {}).items():
         if options.get(f"return_{name}"):
             found |= asked
     return found
 
 
-def _turned(array: Any, subject: Subject, xp: Any, *, back: bool = False) -> Any:
+def _turned(array: Any, kernel: Subject, xp: Any, *, back: bool = False) -> Any:
     """An array of the standard order in that of the layout; or back, unless it has other axes."""
-    layout = subject.layout or "BHSD"
+    layout = kernel.layout or "BHSD"
     places = [layout.index(letter) for letter in "BHSD" if letter in layout]
     is_same = places == sorted(places) or (back and len(array.shape) != len(places))
     return array if is_same else xp.permute_dims(array, tuple(places if back else map(int, np.argsort(places))))
 
 
-def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
+def _named(result: Any, problem: Problem, kernel: Subject, xp: Any) -> Arrays:
     """Results by name; weights and logsumexp only as they were asked for, or always come."""
     result = tuple(result.values()) if isinstance(result, Mapping) else result
     results = list(result) if isinstance(result, tuple | list) else [result]
-    backend = get_backend(subject.backend or "numpy")
-    if backend.name != "numpy":  # a convention, which the subject tells by itself
+    backend = get_backend(kernel.backend or "numpy")
+    if backend.name != "numpy":  # a convention, which the kernel tells by itself
         results = [backend.from_numpy(each) if isinstance(each, np.ndarray) else each for each in results]
     rank, shapes = (
-        len(subject.layout or "BHSD"),
+        len(kernel.layout or "BHSD"),
         [tuple(each.shape) if hasattr(each, "shape") else () for each in results],
     )
-    wanted = {*(subject.returns or ()), *(name for name in RESULTS if problem.options.get(f"return_{name}"))}
+    wanted = {*(kernel.returns or ()), *(name for name in RESULTS if problem.options.get(f"return_{name}"))}
     rows, columns = problem.sizes[2:]
     if not results or not backend.owns(results[0]):
         kinds = ", ".join(type(each).__name__ for each in results)
-        raise Touched(f"expected arrays of {subject.backend}; got {kinds or 'none'}", "other-kind", "visibly wrong")
-    found = {"output": _turned(results[0], subject, xp, back=True)}
+        raise Touched(f"expected arrays of {kernel.backend}; got {kinds or 'none'}", "other-kind", "visibly wrong")
+    found = {"output": _turned(results[0], kernel, xp, back=True)}
     sums = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank - 1]
     if "logsumexp" in wanted and len(sums) == 1:
         is_turned = rank == 4 and sums[0].shape[-1] != rows
@@ -156,21 +156,21 @@ def _named(result: Any, problem: Problem, subject: Subject, xp: Any) -> Arrays:
 
 
 def gradients(
-    problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str], backend: Backend,
+    problem: Problem, kernel: Subject, arrays: Arrays, names: Sequence[str], backend: Backend,
     between: Callable[[], Any] | None = None, by_backend: bool = False,
 ) -> Arrays:  # fmt: skip
     """The gradients of ``sum(output * cotangent)`` in the arrays of these names, perhaps as the core has them.
 
     ``between`` is called after the forward pass, where the backward pass is a call of its own.
     """
-    if subject.backward is not None:
-        return _by_pair(problem, subject, arrays, backend, between)
+    if kernel.backward is not None:
+        return _by_pair(problem, kernel, arrays, backend, between)
     if backend.name == "torch" and not by_backend:
-        return torch_pass(problem, subject, arrays, names, between)[1]
+        return torch_pass(problem, kernel, arrays, names, between)[1]
     xp = backend.namespace
 
     def loss(variables: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
-        output = outputs(problem, subject, {**variables, **others}, xp)["output"]
+        output = outputs(problem, kernel, {**variables, **others}, xp)["output"]
         return xp.sum(xp.multiply(output, others["cotangent"]))
 
     variables = {name: arrays[name] for name in names}
@@ -180,7 +180,7 @@ def gradients(
 
 
 def torch_pass(
-    problem: Problem, subject: Subject, arrays: Arrays, names: Sequence[str],
+    problem: Problem, kernel: Subject, arrays: Arrays, names: Sequence[str],
     between: Callable[[], Any] | None = None, passes: int = 1,
 ) -> tuple[Any, Arrays]:  # fmt: skip
     """The output of PyTorch, and gradients for a cotangent with the strides that it has.
@@ -190,7 +190,7 @@ def torch_pass(
     torch = importlib.import_module("torch")
     leaves = {name: arrays[name].detach().requires_grad_() for name in names}
     namespace = importlib.import_module("array_api_compat.torch")
-    output = outputs(problem, subject, {**arrays, **leaves}, namespace)["output"]
+    output = outputs(problem, kernel, {**arrays, **leaves}, namespace)["output"]
     if between is not None:
         between()
     found: Sequence[Any] = ()
@@ -214,20 +214,20 @@ ROLES = {
 
 
 def _by_pair(
-    problem: Problem, subject: Subject, arrays: Arrays, backend: Backend, between: Callable[[], Any] | None
+    problem: Problem, kernel: Subject, arrays: Arrays, backend: Backend, between: Callable[[], Any] | None
 ) -> Arrays:
     """Gradients of a raw pair of functions."""
-    xp, backward = backend.namespace, subject.backward
+    xp, backward = backend.namespace, kernel.backward
     assert backward is not None
-    found = _call(problem, subject, arrays, xp)
+    found = _call(problem, kernel, arrays, xp)
     results = list(found) if isinstance(found, tuple | list) else [found]
     if between is not None:
         between()
     named = dict(zip(("output", "logsumexp"), results, strict=False))
-    known = {name: _turned(arrays[name], subject, xp) for name in ("query", "key", "value")}
-    known |= {"d_output": _turned(arrays["cotangent"], subject, xp)} | named
+    known = {name: _turned(arrays[name], kernel, xp) for name in ("query", "key", "value")}
+    known |= {"d_output": _turned(arrays["cotangent"], kernel, xp)} | named
     parameters = [each for each in inspect.signature(backward).parameters.values() if each.kind is not each.VAR_KEYWORD]
-    names, words = list(ROLES), keywords(problem, subject, arrays, xp)
+    names, words = list(ROLES), keywords(problem, kernel, arrays, xp)
     positional, chosen = [], {}
     for position, parameter in enumerate(parameters):
         role = next((role for role, words in ROLES.items() if parameter.name.lower() in words), None)
@@ -241,7 +241,7 @@ def _by_pair(
             positional.append(known[role])
     gradients = backward(*positional, **chosen)
     return {
-        name: _turned(each, subject, xp, back=True)
+        name: _turned(each, kernel, xp, back=True)
         for name, each in zip(("query", "key", "value"), gradients, strict=False)
     }
 

@@ -1,4 +1,4 @@
-"""What a subject is: any attention, with what it expects and returns."""
+"""What a kernel is: any attention, with what it expects and returns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LAYOUTS = ("BHSD", "BSHD", "SBHD", "HSD", "SHD", "SD")
 
 
 class NotOffered(Exception):  # noqa: N818 (a fact, no error)
-    """A subject does not declare what a case needs."""
+    """A kernel does not declare what a case needs."""
 
 
 STRIDED = ("numpy", "torch")
@@ -122,7 +122,7 @@ class Subject:
     native: bool | None = None
 
     def learned(self, facts: Mapping[str, Any]) -> Subject:
-        """A subject that knows more; what was declared stays."""
+        """A kernel that knows more; what was declared stays."""
         return replace(self, **{name: fact for name, fact in facts.items() if getattr(self, name) is None})
 
     @property

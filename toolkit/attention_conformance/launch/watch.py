@@ -35,7 +35,7 @@ TOUCHED = {
 """What `Touched` tells by name."""
 
 
-class Touched(Exception):  # noqa: N818 (a finding about the subject, no error of the kit)
+class Touched(Exception):  # noqa: N818 (a result about the kernel, no error of the kit)
     """A call changed or kept what it must not, or gave other bits the second time.
 
     ``name`` is a key of `TOUCHED`, or empty.
@@ -102,7 +102,7 @@ def _overlap(first: Any, second: Any, backend: Backend) -> bool:
 
 @contextlib.contextmanager
 def poisoned(backend: Backend, wanted: bool) -> Iterator[None]:
-    """Fill new memory with NaN before a subject gets it, so that an element that is not written shows."""
+    """Fill new memory with NaN before a kernel gets it, so that an element that is not written shows."""
     if not wanted or backend.name not in MUTABLE:
         yield
         return

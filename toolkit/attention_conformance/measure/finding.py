@@ -1,4 +1,4 @@
-"""What comes of one case on a subject: a verdict, the measured error, and what the wrong answer equals."""
+"""What comes of one case on a kernel: a verdict, the measured error, and what the wrong answer equals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Finding:
     verdict : str
         One of `VERDICTS`. *Silently wrong*: finite numbers that are not the answer. *Visibly wrong*: NaN or infinity
         instead of a number, or a wrong shape or dtype. *Refused*: an exception before there was a result.
-        *Other bits*: not those of another call or subject, which owes no more than a bound.
+        *Other bits*: not those of another call or kernel, which owes no more than a bound.
         *Crashed*: no call can follow in the process, or on its device.
     error, bound : float
         In units in the last place of the scale.
@@ -87,13 +87,13 @@ class Finding:
     worst : Worst, optional
         The element with the largest error, where a number is wrong.
     reason : str
-        Why it is accepted, by a file of expected findings.
+        Why it is accepted, by a file of expected results.
     equals : tuple of str
         The names of all conventions and faults that the result equals. ``rejected`` has those that it does not.
     kinds : tuple of str
-        What the call asks of the subject: causality, gradients, and so on.
+        What the call asks of the kernel: causality, gradients, and so on.
     backend, device, mode, implementation, measure : str
-        In which way it was called, where a subject is called in several; the implementation is empty where the call
+        In which way it was called, where a kernel is called in several; the implementation is empty where the call
         names none. A `Case` says what its measure is.
     """
 
@@ -139,69 +139,69 @@ class Finding:
         return VERDICT_TEXTS[self.verdict][1]
 
 
-def accept(finding: Finding, accepted: Iterable[str]) -> Finding:
-    """A finding as accepted where its cause or its case is named."""
-    is_named = finding.verdict in NAMED and {finding.variant, finding.case} & {*accepted}
-    return replace(finding, verdict="accepted") if is_named else finding
+def accept(result: Finding, accepted: Iterable[str]) -> Finding:
+    """A result as accepted where its cause or its case is named."""
+    is_named = result.verdict in NAMED and {result.variant, result.case} & {*accepted}
+    return replace(result, verdict="accepted") if is_named else result
 
 
 @dataclass(frozen=True)
 class Started:
-    """The message before a finding: what is being run, as a finding of which no more is known."""
+    """The message before a result: what is being run, as a result of which no more is known."""
 
-    finding: Finding
+    result: Finding
 
 
-def little(findings: Sequence[Finding]) -> str:
+def little(results: Sequence[Finding]) -> str:
     """How little was checked, where parameters are not understood, or most cases were refused or not offered."""
-    cases = [each for each in findings if each.dtype != "-"]
+    cases = [each for each in results if each.dtype != "-"]
     computed = sum(each.verdict not in ("refused", "not offered") for each in cases)
-    unknown = [each.detail for each in findings if each.verdict == "not understood"]
+    unknown = [each.detail for each in results if each.verdict == "not understood"]
     told = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
     return "; ".join([*told, *(f"unknown parameters: {each}" for each in unknown)])
 
 
-def exit_status(findings: Sequence[Finding], strict: bool = False) -> int:
-    """Return 3 if a case crashed or timed out, 1 if a finding is not quiet or no case is right, else 4 or 0.
+def exit_status(results: Sequence[Finding], strict: bool = False) -> int:
+    """Return 3 if a case crashed or timed out, 1 if a result is not quiet or no case is right, else 4 or 0.
 
     It is 4 if a parameter is not understood. A run is strict if it has status 1, too, where little was checked.
     """
-    if {each.verdict for each in findings} & {"crashed", "timed out"}:
+    if {each.verdict for each in results} & {"crashed", "timed out"}:
         return 3
-    cases = [each for each in findings if not each.case.startswith(("kind: ", "probe: "))]
+    cases = [each for each in results if not each.case.startswith(("kind: ", "probe: "))]
     is_shown = any(each.verdict in ("right", "accepted") for each in cases)
-    is_little = strict and bool(little(findings))
-    if not is_shown or is_little or any(each.verdict not in QUIET for each in findings):
+    is_little = strict and bool(little(results))
+    if not is_shown or is_little or any(each.verdict not in QUIET for each in results):
         return 1
-    return 4 if any(each.verdict == "not understood" for each in findings) else 0
+    return 4 if any(each.verdict == "not understood" for each in results) else 0
 
 
-def most_telling(findings: Iterable[Finding]) -> Finding | None:
-    """The finding to look at first: the worst verdict, a cause with a name, the widest type, the smallest arrays."""
+def most_telling(results: Iterable[Finding]) -> Finding | None:
+    """The result to look at first: the worst verdict, a cause with a name, the widest type, the smallest arrays."""
 
     def rank(each: Finding) -> tuple[Any, ...]:
         size = sum(math.prod(shape) for shape in each.shapes.values()) or math.inf
         return VERDICTS.index(each.verdict), not each.variant, each.dtype not in ("float32", "float64"), size
 
-    return min((each for each in findings if each.verdict not in QUIET and each.dtype != "-"), key=rank, default=None)
+    return min((each for each in results if each.verdict not in QUIET and each.dtype != "-"), key=rank, default=None)
 
 
-def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings of one verdict and one cause together: the worst first, then causes with a name.
+def grouped(results: Iterable[Finding]) -> list[list[Finding]]:
+    """Results of one verdict and one cause together: the worst first, then causes with a name.
 
-    What small calls found about all of a subject comes before its cases. That state or threads matter comes before
+    What small calls found about all of a kernel comes before its cases. That state or threads matter comes before
     other causes, as these may be guesses at what they do. A cause that fails to predict more than half as many wrong
     numbers as it predicts comes after others. So does what several calls disagree in, and inexact arithmetic, where
     another cause predicts the numbers of an eighth as many calls. Of others, what many cases show comes first, where a
     case counts several times whose numbers the cause predicts.
     """
-    findings = list(findings)
-    of_wrong = [each for each in findings if each.verdict in WRONG]
+    results = list(results)
+    of_wrong = [each for each in results if each.verdict in WRONG]
     predicted = Counter(name for each in of_wrong for name in each.equals)
     unlike = Counter(name for each in of_wrong for name in each.rejected)
     most = max((count for name, count in predicted.items() if 2 * unlike[name] <= count), default=0)
     groups: dict[tuple[str, str, int], list[Finding]] = {}
-    for each in findings:
+    for each in results:
         named = each.variant or each.says or each.case, 0 if each.says else each.line
         cause = (each.detail, 0) if each.verdict in (*ENDED, "refused") else named
         groups.setdefault((each.verdict, *cause), []).append(each)
@@ -220,16 +220,16 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     )
 
 
-def since(group: Iterable[Finding], findings: Iterable[Finding]) -> str:
+def since(group: Iterable[Finding], results: Iterable[Finding]) -> str:
     """From how many keys on a cause is seen, where most calls that are right have fewer."""
     least = min((each.shapes["key"][-2] for each in group if each.shapes), default=0)
-    right = [each.shapes["key"][-2] < least for each in findings if each.verdict == "right" and each.shapes]
+    right = [each.shapes["key"][-2] < least for each in results if each.verdict == "right" and each.shapes]
     return f"from {least} keys on: {sum(right)} calls of fewer keys are right" if 2 * sum(right) > len(right) else ""
 
 
-def to_row(finding: Finding) -> dict[str, Any]:
-    """A finding as JSON takes it."""
-    row: dict[str, Any] = plain(dataclasses.asdict(finding))
+def to_row(result: Finding) -> dict[str, Any]:
+    """A result as JSON takes it."""
+    row: dict[str, Any] = plain(dataclasses.asdict(result))
     return row
 
 
@@ -244,9 +244,9 @@ def plain(each: Any) -> Any:
     return None if math.isnan(each) else str(each)
 
 
-def counted(findings: Iterable[Finding]) -> dict[str, int]:
-    """How many findings have each verdict, the worst first."""
+def counted(results: Iterable[Finding]) -> dict[str, int]:
+    """How many results have each verdict, the worst first."""
     counts = dict.fromkeys(VERDICTS, 0)
-    for each in findings:
+    for each in results:
         counts[each.verdict] += 1
     return {verdict: count for verdict, count in counts.items() if count}

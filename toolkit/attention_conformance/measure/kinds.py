@@ -1,4 +1,4 @@
-"""Kinds of calls, and those that a subject offers and refuses throughout."""
+"""Kinds of calls, and those that a kernel offers and refuses throughout."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_CALLED = ("not offered", "refused", "crashed", "timed out")
 
 
 def kinds_of(problem: Problem, dtype: str, several: bool = False) -> tuple[str, ...]:
-    """What a fitted problem asks of a subject; of several calls, what they have in common."""
+    """What a fitted problem asks of a kernel; of several calls, what they have in common."""
     _, heads, _, columns = problem.sizes
     asked = {
         CAUSAL: not several and bool(problem.options.get("is_causal")),
@@ -43,17 +43,17 @@ def kinds_of(problem: Problem, dtype: str, several: bool = False) -> tuple[str, 
     return tuple(kind for kind, each in asked.items() if each)
 
 
-def never_computed(findings: Sequence[Finding]) -> list[Finding]:
-    """A finding for each kind of call that is offered, and refused in every case."""
-    computed = {kind for each in findings if each.verdict not in NOT_CALLED for kind in each.kinds}
-    refused = Counter(kind for each in findings if each.verdict == "refused" for kind in each.kinds)
+def never_computed(results: Sequence[Finding]) -> list[Finding]:
+    """A result for each kind of call that is offered, and refused in every case."""
+    computed = {kind for each in results if each.verdict not in NOT_CALLED for kind in each.kinds}
+    refused = Counter(kind for each in results if each.verdict == "refused" for kind in each.kinds)
     found = []
     if not computed:  # of any kind, as the summary says
         return []
     for kind, name in NAMES.items():
         if not refused[kind] or kind in computed:
             continue
-        reasons = Counter(each.detail for each in findings if each.verdict == "refused" and kind in each.kinds)
+        reasons = Counter(each.detail for each in results if each.verdict == "refused" and kind in each.kinds)
         says = f"all {refused[kind]} cases with {kind} raise, so nothing is known of them"
         ways = " or ".join(filter(None, (ADVICE.get(kind), f"--accept {name}")))
         detail = f"{reasons.most_common(1)[0][0]}; mend it, or say that it is meant by {ways}"

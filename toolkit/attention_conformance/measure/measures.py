@@ -1,4 +1,4 @@
-"""How a subject is asked: one call, or several that must agree."""
+"""How a kernel is asked: one call, or several that must agree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALLS = 8
 def drawn(question: Question) -> Problem:
     """The problem of a case, as an implementation can be asked."""
     problem = _problem(question.case, question.dtype, question.seed, question.widths)
-    arrays = {name: each.copy() for name, each in problem.arrays.items()}  # as a subject may write into them
+    arrays = {name: each.copy() for name, each in problem.arrays.items()}  # as a kernel may write into them
     return of_implementation(problem.changed(arrays=arrays), question.implementation)
 
 
@@ -41,43 +41,43 @@ def variables(question: Question, problem: Problem) -> list[str]:
     if question.variables:
         return list(question.variables)
     names = [name for name in drawn(question).variables if name in problem.arrays]
-    return [name for name in names if name in ("query", "key", "value")] if question.subject.backward else names
+    return [name for name in names if name in ("query", "key", "value")] if question.kernel.backward else names
 
 
 def result_of(question: Question, problem: Problem, *, poison: bool = False) -> dict[str, NumpyArray]:
     """One call: its results, once its arguments are seen to be untouched."""
-    subject, backend = question.subject, question.backend
+    kernel, backend = question.kernel, question.backend
     xp = backend.namespace
-    arrays = place(problem, subject, backend, question.device)
+    arrays = place(problem, kernel, backend, question.device)
     with watched(arrays, backend), poisoned(backend, poison), nothing_borrowed(not question.is_trusted):
         if problem.cotangent is not None:
             names = variables(question, problem)
             more = _between(question), question.library is not None
-            found = compiled(question, lambda x: gradients(problem, subject, x, names, backend, *more))(arrays)
+            found = compiled(question, lambda x: gradients(problem, kernel, x, names, backend, *more))(arrays)
         else:
-            found = compiled(question, lambda placed: outputs(problem, subject, placed, xp))(arrays)
+            found = compiled(question, lambda placed: outputs(problem, kernel, placed, xp))(arrays)
             shared(found, arrays, backend)
     return to_numpy(found, backend)
 
 
 def _between(question: Question) -> Callable[[], Any] | None:
     """The forward pass of another problem."""
-    other, subject, backend = question.between, question.subject, question.backend
+    other, kernel, backend = question.between, question.kernel, question.backend
     if other is None:
         return None
-    return lambda: outputs(other, subject, place(other, subject, backend, question.device), backend.namespace)
+    return lambda: outputs(other, kernel, place(other, kernel, backend, question.device), backend.namespace)
 
 
 def compiled(question: Question, function: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     """The whole call as one program, where a library compiles each operation for itself otherwise."""
-    reads_masks = hasattr(question.subject.function, "reads_masks")
+    reads_masks = hasattr(question.kernel.function, "reads_masks")
     mode = question.mode or ("jit" if question.backend.name == "jax" and not reads_masks else "eager")
     return question.backend.compile(function, mode=mode)
 
 
 def plain(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """One call, after those that a case has before it."""
-    taken = question.subject.dtypes or (question.dtype,)
+    taken = question.kernel.dtypes or (question.dtype,)
     for earlier in asking(question.case, problem, question.seed):
         may_raise = earlier.arrays["query"].dtype.name not in taken
         with contextlib.suppress(*[Exception] * may_raise):
@@ -107,7 +107,7 @@ def _bits(question: Question, problem: Problem) -> dict[str, NumpyArray]:
 
 
 def _placed(question: Question, problem: Problem) -> dict[str, Any]:
-    return place(problem, question.subject, question.backend, question.device)
+    return place(problem, question.kernel, question.backend, question.device)
 
 
 def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
@@ -116,13 +116,13 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     if backend.name not in ("numpy", "torch"):
         return result_of(question, problem)
     arrays = _placed(question, problem.turned())
-    outputs(problem, question.subject, arrays, backend.namespace)
+    outputs(problem, question.kernel, arrays, backend.namespace)
     for name, each in _placed(question, problem).items():
         arrays[name][...] = each
     views = {name: each[...] for name, each in arrays.items()}
     with watched(arrays, backend):  # what is written into an argument is not kept
-        kept = to_numpy(outputs(problem, question.subject, arrays, backend.namespace), backend)
-    found = to_numpy(outputs(problem, question.subject, views, backend.namespace), backend)
+        kept = to_numpy(outputs(problem, question.kernel, arrays, backend.namespace), backend)
+    found = to_numpy(outputs(problem, question.kernel, views, backend.namespace), backend)
     if any(each.tobytes() != found[name].tobytes() for name, each in kept.items()):
         raise Touched("other objects of the same memory give another answer", "kept-by-identity", CONVENTION)
     return found

@@ -1,4 +1,4 @@
-"""What a process tells of its order besides findings; of one that nobody trusts, as text, numbers and bytes alone."""
+"""What a process tells of its order besides results; of one that nobody trusts, as text, numbers and bytes alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attention_conformance.problem import NumpyArray
 
 @dataclass(frozen=True)
 class Asked:
-    """A question about the subject: before its answer, and with it."""
+    """A question about the kernel: before its answer, and with it."""
 
     question: str
     facts: dict[str, Any] | None = None
@@ -27,16 +27,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Described:
-    """What is run, before its findings.
+    """What is run, before its results.
 
     Attributes
     ----------
     facts, sources : mapping
-        What is supposed of a subject, and how each fact is known.
+        What is supposed of a kernel, and how each fact is known.
     count : int
         How many cases there are to run, in how many ways; 0 where a process goes on for another.
     target : str
-        The backend of the core, or the other subject, where this is about it.
+        The backend of the core, or the other kernel, where this is about it.
     left_out : tuple of (str, str, str)
         A case, a way and a reason for all that cannot be run.
     """
@@ -58,7 +58,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Returned:
-    """What a subject returned, to be compared by another process."""
+    """What a kernel returned, to be compared by another process."""
 
     case: str
     dtype: str
@@ -89,7 +89,7 @@ def packed(message: Any) -> bytes:
     if isinstance(message, Finding):
         found = {name: getattr(message, name) for name in (*OF_CASE, *OF_REFUSAL)}
     elif isinstance(message, Started):
-        found = [message.finding.case, message.finding.dtype]
+        found = [message.result.case, message.result.dtype]
     elif isinstance(message, Returned):
         found = [message.case, message.dtype, [[name, each.dtype.name, each.shape] for name, each in arrays.items()]]
     elif kind in PLAIN:
@@ -118,7 +118,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def _checked(message: Any) -> Any:
-    """A message whose fields, and whose facts about a subject, have the types that they say; ValueError for others."""
+    """A message whose fields, and whose facts about a kernel, have the types that they say; ValueError for others."""
     for name, hint in get_type_hints(type(message)).items():
         value = getattr(message, name)
         known = get_type_hints(Subject) if name == "facts" and value is not None else {}

@@ -1,4 +1,4 @@
-"""Profiles: how near a subject must come to the definition."""
+"""Profiles: how near a kernel must come to the definition."""
 
 from __future__ import annotations
 

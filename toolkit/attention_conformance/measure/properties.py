@@ -1,4 +1,4 @@
-"""Measures of properties: several calls of one subject, put together to what the oracle answers."""
+"""Measures of properties: several calls of one kernel, put together to what the oracle answers."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _part(problem: Problem, **slices: tuple[Any, ...]) -> Problem:
     return problem.holding(**{name: np.ascontiguousarray(problem.arrays[name][at]) for name, at in slices.items()})
 
 
-def refuse_gradients(problem: Problem, subject: Subject) -> None:
-    """Raise where a problem has a cotangent, and the subject no gradient."""
-    if problem.cotangent is not None and not (subject.differentiates or subject.backward):
+def refuse_gradients(problem: Problem, kernel: Subject) -> None:
+    """Raise where a problem has a cotangent, and the kernel no gradient."""
+    if problem.cotangent is not None and not (kernel.differentiates or kernel.backward):
         raise NotOffered("gradients")
 
 
@@ -47,21 +47,21 @@ def decoded(question: Question, problem: Problem) -> Arrays:
     for row, length in enumerate(LENGTHS):
         keys = (..., slice(0, length), slice(None))
         step = _part(problem, query=(..., slice(row, row + 1), slice(None)), key=keys, value=keys)
-        rows.append(result_of(question, fit(step, question.subject))["output"])
+        rows.append(result_of(question, fit(step, question.kernel))["output"])
     return {"output": np.concatenate(rows, axis=-2)}
 
 
 def in_batches(question: Question, problem: Problem) -> Arrays:
     """The samples of a batch in the calls that the problem says."""
-    found = [result_of(question, fit(part, question.subject))["output"] for part in in_calls(problem)]
+    found = [result_of(question, fit(part, question.kernel))["output"] for part in in_calls(problem)]
     return {"output": np.concatenate(found)}
 
 
 def in_equal_bits(question: Question, problem: Problem) -> Arrays:
-    """The same for a subject that promises the same bits in any batch."""
-    subject = question.subject
-    has_arithmetic = subject.native and "arithmetic" not in unsupported(subject.function, problem)
-    if not (has_arithmetic or subject.batch_invariant):
+    """The same for a kernel that promises the same bits in any batch."""
+    kernel = question.kernel
+    has_arithmetic = kernel.native and "arithmetic" not in unsupported(kernel.function, problem)
+    if not (has_arithmetic or kernel.batch_invariant):
         raise NotOffered("the same bits in any batch")
     if not has_arithmetic:
         options = {name: each for name, each in problem.options.items() if name != "arithmetic"}
@@ -72,9 +72,9 @@ def in_equal_bits(question: Question, problem: Problem) -> Arrays:
     return found
 
 
-def positioned(problem: Problem, subject: Subject) -> Problem:
+def positioned(problem: Problem, kernel: Subject) -> Problem:
     """The problem whose mask is one array, or one rule of positions, so that its parts mean what the whole does."""
-    problem = meant(problem, subject)
+    problem = meant(problem, kernel)
     rules = [problem.mask] * (problem.mask is not None) + [Rule("Causal")] * bool(problem.options.get("is_causal"))
     options = {name: each for name, each in problem.options.items() if name != "is_causal"}
     if len(rules) == 1 and rules[0] and rules[0].kind in ("Causal", "array"):
@@ -104,20 +104,20 @@ def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
 def shuffled(question: Question, problem: Problem) -> Arrays:
     """Samples, heads, and keys where no position counts, from last to first; the output in the first order."""
     (batch,), heads, _, columns = problem.sizes
-    whole = positioned(problem, question.subject)
+    whole = positioned(problem, question.kernel)
     axes = {-4: batch, -3: heads, -1: columns}
     if whole.mask is not None and (whole.mask.kind == "Causal" or problem.options.get("is_causal")):
         axes.pop(-1)
         whole = problem
     for axis, size in axes.items():
         whole = taken(whole, axis, np.arange(size)[::-1])
-    return {"output": result_of(question, fit(whole, question.subject))["output"][::-1, ::-1]}
+    return {"output": result_of(question, fit(whole, question.kernel))["output"][::-1, ::-1]}
 
 
 def hidden(question: Question, problem: Problem) -> Arrays:
     """Large finite keys and values behind the others, which no query may attend to."""
     _, _, rows, columns = problem.sizes
-    more, longer = 1 + columns // 4, positioned(problem, question.subject)
+    more, longer = 1 + columns // 4, positioned(problem, question.kernel)
     rule, arrays = longer.mask, dict(longer.arrays)
     for name in ("key", "value"):
         behind = arrays[name][..., np.arange(more) % columns, :] * arrays[name].dtype.type(32)
@@ -126,7 +126,7 @@ def hidden(question: Question, problem: Problem) -> Arrays:
         arrays["mask"] = np.ones((1, 1, 1, columns), dtype=bool) if rule is None else passes(rule, longer)
     for name in {"mask", "bias"} & set(arrays):
         arrays[name] = np.pad(arrays[name], [(0, 0)] * (arrays[name].ndim - 1) + [(0, more)])
-    return result_of(question, fit(longer.changed(arrays={}).holding(**arrays), question.subject))
+    return result_of(question, fit(longer.changed(arrays={}).holding(**arrays), question.kernel))
 
 
 def in_parts(question: Question, problem: Problem) -> Arrays:
@@ -135,22 +135,22 @@ def in_parts(question: Question, problem: Problem) -> Arrays:
     groups = problem.arrays["key"].shape[-3]
     axis = -4 if batch > 1 else -3 if groups > 1 else -2
     size, count = {-4: (batch, batch), -3: (heads, groups), -2: (rows, min(rows, 2))}[axis]
-    whole, found = positioned(problem, question.subject), []
+    whole, found = positioned(problem, question.kernel), []
     for at in np.array_split(np.arange(size), count):
         part = taken(whole if axis == -2 else problem, axis, at)
         if axis == -2 and part.mask is not None and part.mask.kind == "Causal":
             part = part.changed(mask=Rule("Causal", {"offset": part.mask.arguments.get("offset", 0) + int(at[0])}))
-        found.append(result_of(question, fit(part, question.subject))["output"])
+        found.append(result_of(question, fit(part, question.kernel))["output"])
     return {"output": np.concatenate(found, axis=axis)}
 
 
 def again(question: Question, problem: Problem) -> Arrays:
     """A call between others of the same shapes: they change neither its result, nor the bits of an equal call."""
-    subject, backend = question.subject, question.backend
-    fitted, other = fit(problem, subject), fit(problem.turned(), subject)
+    kernel, backend = question.kernel, question.backend
+    fitted, other = fit(problem, kernel), fit(problem.turned(), kernel)
     result_of(question, other)
-    function = compiled(question, lambda placed: outputs(fitted, subject, placed, backend.namespace))
-    result = function(place(fitted, subject, backend, question.device))
+    function = compiled(question, lambda placed: outputs(fitted, kernel, placed, backend.namespace))
+    result = function(place(fitted, kernel, backend, question.device))
     first = to_numpy(result, backend)
     first = {name: each.copy() for name, each in first.items()}
     result_of(question, other)
@@ -165,13 +165,13 @@ def again(question: Question, problem: Problem) -> Arrays:
 
 def merged(question: Question, problem: Problem) -> Arrays:
     """Pieces of the keys, merged by their logsumexp, in an order of its own."""
-    subject = question.subject
-    if not subject.gives("logsumexp"):
+    kernel = question.kernel
+    if not kernel.gives("logsumexp"):
         raise NotOffered("logsumexp")
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):
         keys = (..., slice(start, stop), slice(None))
-        found = result_of(question, fit(_part(problem, key=keys, value=keys), subject))
+        found = result_of(question, fit(_part(problem, key=keys, value=keys), kernel))
         if "logsumexp" not in found:
             raise NotOffered("logsumexp")
         outputs.append(found["output"].astype(np.float64))
@@ -193,27 +193,27 @@ def _unit(found: NumpyArray, problem: Problem) -> float:
 
 def dropped(question: Question, problem: Problem) -> Arrays:
     """Read the mask of a dropout: queries of 0 and values of the identity make it the output."""
-    subject = question.subject
-    if subject.native or not subject.dropout_name:
+    kernel = question.kernel
+    if kernel.native or not kernel.dropout_name:
         raise NotOffered("dropout of its own")
-    fitted = fit(problem.put("query", ..., 0).put("value", ..., np.eye(KEYS)), subject)
+    fitted = fit(problem.put("query", ..., 0).put("value", ..., np.eye(KEYS)), kernel)
     fitted = replace(fitted, options={**fitted.options, "dropout_rate": RATE})
     first, second = (result_of(question, fitted)["output"].astype(np.float64) for _ in range(2))
     _check_share(first)
-    if not _takes_seeds(subject) and (first == second).all():
+    if not _takes_seeds(kernel) and (first == second).all():
         raise Touched("two calls of dropout leave out the same weights")
-    if question.backend.name == "torch" and subject.differentiates and subject.backward is None:
+    if question.backend.name == "torch" and kernel.differentiates and kernel.backward is None:
         _check_backward(question, fitted)
-    return result_of(question, fit(problem, subject))
+    return result_of(question, fit(problem, kernel))
 
 
 def _check_backward(question: Question, problem: Problem) -> None:
     """Compare the gradients with those for the weights that the output of the same pass shows."""
-    backend, subject = question.backend, question.subject
+    backend, kernel = question.backend, question.kernel
     cotangent = np.sign(problem.arrays["key"].astype(np.float64)).astype(problem.arrays["query"].dtype)
     problem = replace(problem, cotangent=cotangent)
-    arrays = place(problem, subject, backend, question.device)
-    output, found = torch_pass(problem, subject, arrays, ("query", "key", "value"))
+    arrays = place(problem, kernel, backend, question.device)
+    output, found = torch_pass(problem, kernel, arrays, ("query", "key", "value"))
     got = {
         name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **found}, backend).items()
     }
@@ -240,26 +240,26 @@ def _check_share(output: NumpyArray) -> None:
             raise Touched(f"dropout leaves out the same weights for all {name}")
 
 
-def _takes_seeds(subject: Subject) -> bool:
+def _takes_seeds(kernel: Subject) -> bool:
     """Whether the caller says which weights are left out."""
     try:
-        names = inspect.signature(subject.function).parameters
+        names = inspect.signature(kernel.function).parameters
     except (TypeError, ValueError):
         return False
     return any(word in name for name in names for word in ("seed", "rng", "generator", "philox"))
 
 
 def windowed(question: Question, problem: Problem) -> Arrays:
-    """A mask of a window, told by the subject's own keyword."""
-    subject = question.subject
-    if subject.native or not subject.window_name:
+    """A mask of a window, told by the kernel's own keyword."""
+    kernel = question.kernel
+    if kernel.native or not kernel.window_name:
         raise NotOffered("windows of its own")
     mask = problem.arrays["mask"][0, 0]
     at = len(mask) // 2
     (seen,) = np.nonzero(mask[at])
-    is_causal = subject.causal != "none" and seen[-1] == at
+    is_causal = kernel.causal != "none" and seen[-1] == at
     options = {**problem.options, "is_causal": True} if is_causal else problem.options
-    fitted = fit(problem.without("mask").changed(options=options), subject)
+    fitted = fit(problem.without("mask").changed(options=options), kernel)
     truth = answer(dense_of(problem)).arrays["output"]
     found = []
     for corner in dict.fromkeys((0, mask.shape[1] - len(mask))):  # of more keys, positions count from either corner
@@ -271,7 +271,7 @@ def windowed(question: Question, problem: Problem) -> Arrays:
 def apart(question: Question, problem: Problem) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
     found: Arrays = {}
-    if question.subject.backward is not None:
+    if question.kernel.backward is not None:
         raise NotOffered("gradients of one array alone")
     for name in ("query", "key", "value"):
         found |= result_of(replace(question, variables=(name,)), problem)
@@ -280,18 +280,18 @@ def apart(question: Question, problem: Problem) -> Arrays:
 
 def between(question: Question, problem: Problem) -> Arrays:
     """Gradients after another forward pass of the same shapes came between."""
-    if question.subject.backward is None and question.backend.name != "torch":
+    if question.kernel.backward is None and question.backend.name != "torch":
         raise NotOffered("a backward pass of its own")
     return result_of(replace(question, between=problem.turned()), problem)
 
 
 def repeated(question: Question, problem: Problem) -> Arrays:
     """The gradients of a second backward pass through one graph."""
-    backend, subject = question.backend, question.subject
-    if backend.name != "torch" or subject.backward is not None:
+    backend, kernel = question.backend, question.kernel
+    if backend.name != "torch" or kernel.backward is not None:
         raise NotOffered("a second backward pass")
-    arrays = place(problem, subject, backend, question.device)
-    return to_numpy(torch_pass(problem, subject, arrays, ("query", "key", "value"), passes=2)[1], backend)
+    arrays = place(problem, kernel, backend, question.device)
+    return to_numpy(torch_pass(problem, kernel, arrays, ("query", "key", "value"), passes=2)[1], backend)
 
 
 PROPERTY_MEASURES: Mapping[str, Any] = {

@@ -1,4 +1,4 @@
-"""What is asked of a subject: one case, in one way, and how the answer is judged."""
+"""What is asked of a kernel: one case, in one way, and how the answer is judged."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from attention_core.backend import Backend, get_backend
 
 @dataclass(frozen=True)
 class Question:
-    """One case for one subject, and how it is judged.
+    """One case for one kernel, and how it is judged.
 
     ``digits`` asks for the oracle of 50 digits where a problem is small, which takes longer.
     Without ``is_trusted``, calls of the framework's own attention are found.
-    ``other`` is the subject whose bits are compared. ``mode`` is how its library runs a call, by default eagerly, or as
+    ``other`` is the kernel whose bits are compared. ``mode`` is how its library runs a call, by default eagerly, or as
     one program where it compiles each operation for itself otherwise.
     ``variables`` are the arrays whose gradients are asked for, by default all, and ``between`` is called before the
     backward pass.
@@ -34,7 +34,7 @@ class Question:
     The core is asked on a ``library`` for an ``implementation``, unless there is a ``reason`` not to.
     """
 
-    subject: Subject
+    kernel: Subject
     case: Case
     dtype: str
     profile: str = "kernel"
@@ -53,24 +53,24 @@ class Question:
 
     @property
     def backend(self) -> Backend:
-        """The library of the subject."""
-        return self.library or get_backend(self.subject.backend or "numpy")
+        """The library of the kernel."""
+        return self.library or get_backend(self.kernel.backend or "numpy")
 
     @property
     def device(self) -> str:
-        """The device that the subject computes on."""
-        return self.subject.device or self.backend.devices()[0]
+        """The device that the kernel computes on."""
+        return self.kernel.device or self.backend.devices()[0]
 
     @property
     def widths(self) -> tuple[tuple[str, int], ...]:
         """Widths of heads in place of those of the catalogue, where a kernel is asked: many take one width for all."""
-        is_kernel = not self.subject.native or self.implementation == "fused"
+        is_kernel = not self.kernel.native or self.implementation == "fused"
         return (("width", 16), ("value_width", 16)) if is_kernel else ()
 
     @property
     def narrow_is_habit(self) -> bool:
         """Whether scores of 16 bits are a habit of a plain formula, whose other faults float32 shows."""
-        return self.profile != "exact" and "float32" in (self.subject.dtypes or ())
+        return self.profile != "exact" and "float32" in (self.kernel.dtypes or ())
 
     def in_precision(self) -> AbstractContextManager[Any]:
         """The context in which its library computes in the dtype."""
@@ -98,12 +98,12 @@ def truth_of(question: Question, problem: Problem) -> Truth:
     if question.case.closed is not None:
         output = question.case.closed(problem)
         return Truth({"output": as_exact(output, abs(output))}, 0.0)
-    asked, size = meant(problem, question.subject), size_of(problem)
+    asked, size = meant(problem, question.kernel), size_of(problem)
     changed = problem.score_mod is not None or "dropout" in problem.options or bool(problem.pieces)
     is_small = changed or (question.digits and size <= SMALL)
     if not is_small:
         wide = answer(dense_of(asked))
-        names = {*wide.arrays} - ({"weights"} if not question.subject.gives("weights") else set())
+        names = {*wide.arrays} - ({"weights"} if not question.kernel.gives("weights") else set())
         return Truth(wide.exact(names), wide.kappa)
     return _exact(asked)
 

@@ -80,7 +80,7 @@ class Variants:
             return None
 
     def _others(self, bounds: Bounds, evidence: Mapping[str, float]) -> Iterator[tuple[Variant, Answer | None]]:
-        """All variants with their answers: those that have explained answers of the subject, then the likeliest."""
+        """All variants with their answers: those that have explained answers of the kernel, then the likeliest."""
         others = [*CONVENTIONS]
         if bounds.question.causes:
             others += [MEMORY_OF, *FAULTS, *DIAGNOSES]
@@ -132,7 +132,7 @@ class Variants:
         if of_nan := self.of_nonfinite(got, bounds):  # first, as what is all NaN equals many faults
             return [of_nan], [], True
         equal, partial, unlike = dict[str, Variant](), dict[str, Variant](), set[str]()
-        evidence = bounds.question.subject.known.setdefault("evidence", Counter())
+        evidence = bounds.question.kernel.known.setdefault("evidence", Counter())
         rows, size = _wrong_rows(got, bounds), size_of(bounds.problem)
 
         def weigh(variant: Variant, other: Answer | None) -> None:
@@ -223,7 +223,7 @@ class Variants:
         empty = None if self._dense is None else empty_rows(self._dense)
         if ask is None or empty is None or problem.cotangent is None:
             return False
-        with contextlib.suppress(Exception):  # whatever a subject raises
+        with contextlib.suppress(Exception):  # whatever a kernel raises
             return bool(ask(replace(problem, cotangent=None))["output"][empty[..., 0]].any())
         return False
 
@@ -238,7 +238,7 @@ class Variants:
         cotangent = np.where(empty, 0, problem.cotangent).astype(problem.cotangent.dtype)
         try:
             silent = ask(replace(problem, cotangent=cotangent))
-        except Exception:  # whatever a subject raises
+        except Exception:  # whatever a kernel raises
             return False
         truth, reach = bounds.truth.arrays, of_rows(self._dense, empty)
         mended = {name: _mended(each, np.isnan(each) & reach[name], truth[name]) for name, each in silent.items()}
@@ -254,7 +254,7 @@ class Variants:
             if all(each.tobytes() == found[name].tobytes() for name, each in got.items()):
                 return False
             other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in found.items()}
-        except Exception:  # whatever a subject raises the second time
+        except Exception:  # whatever a kernel raises the second time
             return False
         return not bounds.measure(got, other).passes
 
@@ -262,7 +262,7 @@ class Variants:
         """The arrays of a call before that explain a result in place of its own."""
         question, found = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
-            other = answer(dense_of(meant(problem, question.subject)))
+            other = answer(dense_of(meant(problem, question.kernel)))
             found += [variant] * bounds.measure(got, other.exact(got)).passes
         return found
 
@@ -353,48 +353,48 @@ def power(question: Question, problem: Problem, bounds: Bounds, variants: Varian
     return {"rejected": tuple(rejected), "planted": tuple(planted)}
 
 
-def agreed(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with the cause that explains the most of them, where several equal what is wrong.
+def agreed(results: Sequence[Finding]) -> list[Finding]:
+    """The results with the cause that explains the most of them, where several equal what is wrong.
 
     A cause that more of the wrong answers contradict than it explains, twice over, has no name. That the scale is
     another, right answers contradict, too: there are few conditions for it. A convention holds throughout: causality
     that counts from one corner in some cases, and from the other in others, is a fault in these.
     """
     named = TABLES["answers"] | TABLES["former"]
-    is_mixed = len({_corner(each) for each in findings} - {""}) > 1
-    findings = [_as_fault(each) if is_mixed and _corner(each) in CORNERS else each for each in findings]
-    wrong = [each for each in findings if each.verdict in WRONG]
+    is_mixed = len({_corner(each) for each in results} - {""}) > 1
+    results = [_as_fault(each) if is_mixed and _corner(each) in CORNERS else each for each in results]
+    wrong = [each for each in results if each.verdict in WRONG]
     explained = Counter(name for each in wrong for name in each.equals if name != "mixed-causal")
     contradicted = Counter(name for each in wrong for name in each.rejected)
-    right = Counter(name for each in findings if each.verdict == "right" for name in each.rejected)
+    right = Counter(name for each in results if each.verdict == "right" for name in each.rejected)
     contradicted += Counter({each.name: right[each.name] // 8 for each in FAULTS if each.line == OF_SCALE})
 
-    def with_best(finding: Finding) -> Finding:
-        names = [name for name in finding.equals if name in named]
-        if not names or finding.verdict not in WRONG:
-            return finding
+    def with_best(result: Finding) -> Finding:
+        names = [name for name in result.equals if name in named]
+        if not names or result.verdict not in WRONG:
+            return result
         best = max(names, key=lambda name: explained[name] - contradicted[name])
         if contradicted[best] > 2 * explained[best]:
-            return replace(finding, variant="", says="", line=0)
-        (line, says), (_, _, where) = named[best], finding.says.partition("; ")
-        return replace(finding, variant=best, says="; ".join(filter(None, (says, where))), line=line)
+            return replace(result, variant="", says="", line=0)
+        (line, says), (_, _, where) = named[best], result.says.partition("; ")
+        return replace(result, variant=best, says="; ".join(filter(None, (says, where))), line=line)
 
-    return [with_best(each) for each in findings]
+    return [with_best(each) for each in results]
 
 
 CORNERS = {"top-left-causal", "bottom-right-causal"}
 
 
-def _as_fault(finding: Finding) -> Finding:
-    """A finding of a corner as one of a fault that gives the same numbers, or of both corners."""
-    verdict = "silently wrong" if finding.verdict == CONVENTION else finding.verdict
-    names = [name for name in finding.equals if name not in CORNERS]
-    return replace(finding, verdict=verdict, equals=(*names, "mixed-causal"))
+def _as_fault(result: Finding) -> Finding:
+    """A result of a corner as one of a fault that gives the same numbers, or of both corners."""
+    verdict = "silently wrong" if result.verdict == CONVENTION else result.verdict
+    names = [name for name in result.equals if name not in CORNERS]
+    return replace(result, verdict=verdict, equals=(*names, "mixed-causal"))
 
 
-def _corner(finding: Finding) -> str:
+def _corner(result: Finding) -> str:
     """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
-    if finding.variant in CORNERS or not finding.shapes:
-        return finding.variant * bool(finding.shapes)  # small calls have told before
-    queries, keys = (finding.shapes[name][-2] for name in ("query", "key"))
-    return "right" * (finding.verdict == "right" and CAUSAL in finding.kinds and 1 < queries != keys > 1)
+    if result.variant in CORNERS or not result.shapes:
+        return result.variant * bool(result.shapes)  # small calls have told before
+    queries, keys = (result.shapes[name][-2] for name in ("query", "key"))
+    return "right" * (result.verdict == "right" and CAUSAL in result.kinds and 1 < queries != keys > 1)

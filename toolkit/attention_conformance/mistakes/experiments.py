@@ -68,13 +68,13 @@ def is_exact(name: str) -> bool:
 
 
 def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[Finding | None, Variant | None, bool]:
-    """The finding of a simpler question that is wrong, too, or what is wrong as a simpler one is right.
+    """The result of a simpler question that is wrong, too, or what is wrong as a simpler one is right.
 
     The last says whether the same is right in float32, where it is asked for in 16 bits.
     """
     is_wide_right = False
     for name, other, variant in _simpler(question):
-        known, key = question.subject.known, (name, other.case.name, other.case.measure, other.dtype, other.seed)
+        known, key = question.kernel.known, (name, other.case.name, other.case.measure, other.dtype, other.seed)
         if key not in known:
             known[key] = judge(replace(other, power=False))
         told = known[key]
@@ -110,7 +110,7 @@ def has_narrow_sums(question: Question, judge: Callable[[Question], Finding]) ->
         arrays = {name: each[..., np.arange(width) % each.shape[-1]] for name, each in problem.arrays.items()}
         return problem.changed(arrays=arrays)
 
-    known, key = question.subject.known, (AVERAGE.name, question.dtype, width)
+    known, key = question.kernel.known, (AVERAGE.name, question.dtype, width)
     if key not in known:
         average = replace(AVERAGE, inputs=of_width)
         known[key] = judge(replace(question, case=average, power=False, causes=False))
@@ -127,7 +127,7 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     sample, head, _ = row = worst.index[:3]
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
-    dense = dense_of(meant(problem, question.subject))
+    dense = dense_of(meant(problem, question.kernel))
     weights = answer(dense).arrays["weights"][row].astype(np.float64)
     output = ask(problem)["output"][row].astype(np.float64)
     of_row = itertools.chain(_multiples(dense, row, output), _cuts(dense, row, output))
@@ -278,7 +278,7 @@ def _errors_in_order(
     question: Question, problem: Problem, row: tuple[int, ...], weights: NumpyArray, ask: Ask
 ) -> Iterator[float]:
     """The errors of a row where weights fall from key to key, where scores are equal, and where it is the first."""
-    whole = positioned(problem, question.subject).changed(memory={})
+    whole = positioned(problem, question.kernel).changed(memory={})
     if whole.mask is not None:
         whole = whole.holding(mask=passes(whole.mask, whole))
     zeros = {name: np.zeros_like(whole.arrays[name]) for name in ("query", "bias") if name in whole.arrays}
@@ -287,8 +287,8 @@ def _errors_in_order(
         turned = taken(whole, -2, np.roll(np.arange(problem.sizes[2]), -at))
         others.append((turned, (*row[:2], 0)))
     for other, at_row in others:
-        asked = fit(other, question.subject)
-        truth = answer(dense_of(meant(asked, question.subject))).arrays["output"][at_row]
+        asked = fit(other, question.kernel)
+        truth = answer(dense_of(meant(asked, question.kernel))).arrays["output"][at_row]
         yield _error(ask(asked)["output"][at_row], truth)
 
 

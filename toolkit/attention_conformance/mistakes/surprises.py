@@ -1,4 +1,4 @@
-"""Conventions of a subject that calls have found, and that the contract has otherwise."""
+"""Conventions of a kernel that calls have found, and that the contract has otherwise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SURPRISES = {
 
 
 def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding]:
-    """Conventions that calls have found, and that the contract has otherwise, as findings."""
+    """Conventions that calls have found, and that the contract has otherwise, as results."""
     found = []
     refused = [facts["mask_name"]] if facts.get("mask") == "none" and facts.get("mask_name") else []
     if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:

@@ -19,7 +19,7 @@ from attention_conformance.oracle.dense import Answer, Dense, answer
 from attention_conformance.problem import NumpyArray, Problem
 
 Ask: TypeAlias = Callable[[Problem], Mapping[str, NumpyArray]]
-"""One call of a subject."""
+"""One call of a kernel."""
 
 Changed: TypeAlias = Dense | Answer | None
 """Another problem, or another answer; None where a change does not apply, as the truth is the same."""

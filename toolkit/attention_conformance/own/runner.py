@@ -1,4 +1,4 @@
-"""Runs cases, in this process or in others: subject × case × device × dtype × mode × implementation."""
+"""Runs cases, in this process or in others: kernel × case × device × dtype × mode × implementation."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _reason(case: Case, backend: Backend, device: str, dtype: str, mode: str, *,
 def run(questions: Iterable[Question], function: AttentionFunction = scaled_dot_product_attention) -> Iterator[Finding]:
     """Ask one question after the other; an exception is a failed case, never the end of the run."""
     for question in questions:
-        yield judged(replace(question, subject=replace(question.subject, function=function)))
+        yield judged(replace(question, kernel=replace(question.kernel, function=function)))
 
 
 def work(order: Order) -> Iterator[Message]:

@@ -1,4 +1,4 @@
-"""A finding once more: the command, a script, and the arrays of its case."""
+"""A result once more: the command, a script, and the arrays of its case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attention_conformance.bits.cases import BITS
 from attention_conformance.kernel.options import FACTS, word_of
 from attention_conformance.kernel.probe import settled
 from attention_conformance.launch.subject import Subject
-from attention_conformance.measure.catalogue import subject_cases
+from attention_conformance.measure.catalogue import kernel_cases
 from attention_conformance.measure.finding import Finding
 from attention_conformance.measure.question import Question
 from attention_conformance.problem import Problem
@@ -23,13 +23,13 @@ NAMES = {fact: word_of(name) for name, fact in FACTS.items()}
 
 
 def problem_of(finding: Finding, subject: Subject) -> Problem:
-    """Make the arrays of a finding again, as NumPy has them.
+    """Make the arrays of a result again, as NumPy has them.
 
     Parameters
     ----------
     finding : Finding
     subject : Subject
-        The one that the finding is about.
+        The one that the result is about.
 
     Returns
     -------
@@ -37,15 +37,15 @@ def problem_of(finding: Finding, subject: Subject) -> Problem:
         With all ``arrays`` of the call, and the ``cotangent`` of a case about gradients.
     """
     subject = settled(subject)
-    (case,) = (each for each in (*subject_cases([finding.case]), *BITS) if each.name == finding.case)
+    (case,) = (each for each in (*kernel_cases([finding.case]), *BITS) if each.name == finding.case)
     return asked(Question(subject, case, finding.dtype, seed=finding.seed))
 
 
-def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
-    """The command that checks the case of a finding alone."""
-    if finding.backend:  # of the core
+def command_of(result: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
+    """The command that checks the case of a result alone."""
+    if result.backend:  # of the core
         way = ("case", "backend", "device", "dtype", "mode", "implementation")
-        told = [f"--{name}={getattr(finding, name)}" for name in way if getattr(finding, name)]
+        told = [f"--{name}={getattr(result, name)}" for name in way if getattr(result, name)]
         return shlex.join(["attention-core", "conformance", *told])
     words = ["attention-core", "check", target]
     for fact, each in declared.items():
@@ -55,15 +55,15 @@ def command_of(finding: Finding, target: str, declared: Mapping[str, Any], profi
             words += [f"--{NAMES[fact]}", str(each)]
         else:
             words += ["--keyword", f"{fact.removesuffix('_name')}={each}"]
-    words += ["--case", finding.case, "--dtype", finding.dtype]
-    words += ["--seed", str(finding.seed)] if finding.seed else []
+    words += ["--case", result.case, "--dtype", result.dtype]
+    words += ["--seed", str(result.seed)] if result.seed else []
     name, _, other = profile.partition(" ")
     how = ["--same-bits-as", other] if name == SAME_BITS_AS else ["--profile", profile]
     return shlex.join(words + (how if profile != "kernel" else []))
 
 
-def script_of(finding: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
-    """A script that checks the case of a finding alone, and has the arrays of its call."""
+def script_of(result: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
+    """A script that checks the case of a result alone, and has the arrays of its call."""
     told = "".join(f", {name}={each!r}" for name, each in declared.items())
     name, _, other = profile.partition(" ")
     loaded = "subject" if other == target else f"load_target({other!r})"
@@ -71,8 +71,8 @@ def script_of(finding: Finding, target: str, declared: Mapping[str, Any], profil
     return f"""from attention_conformance import check_subject, load_target, problem_of
 
 subject = load_target({target!r}{told})
-options = dict(cases=["{finding.case}"], dtypes=["{finding.dtype}"], seed={finding.seed}, {how})
-(finding,) = (each for each in check_subject(subject, **options) if each.case == "{finding.case}")
+options = dict(cases=["{result.case}"], dtypes=["{result.dtype}"], seed={result.seed}, {how})
+(finding,) = (each for each in check_subject(subject, **options) if each.case == "{result.case}")
 print(finding.verdict, "by", finding.error, "units in the last place:", finding.detail)
 
 problem = problem_of(finding, subject)  # the arrays of the call

@@ -28,36 +28,36 @@ CAUSES = 3
 SECONDS = 120.0
 
 
-def confirmed(findings: Sequence[Finding], job: Job) -> list[Finding]:
-    """The findings, but for what is right alone: it is told as of state, or of threads, with the call before it.
+def confirmed(results: Sequence[Finding], job: Job) -> list[Finding]:
+    """The results, but for what is right alone: it is told as of state, or of threads, with the call before it.
 
     A case of each of the first causes is run by its program. The others are told as these where these agree.
     """
-    wrong = [each for each in findings if each.verdict in WRONG and each.dtype != "-"]
+    wrong = [each for each in results if each.verdict in WRONG and each.dtype != "-"]
     causes = {id(group[0]): _cause(group[0], job) for group in grouped(wrong)[:CAUSES]}
     found = [each for each in causes.values() if each is not None]
     if not found:
-        return list(findings)
+        return list(results)
     first = THREADS if THREADS in found else found[0]
     others = first if len(found) == len(causes) else None
 
-    def with_cause(number: int, finding: Finding) -> Finding:
-        reason = causes.get(id(finding), others if finding.variant in UNSURE else None)
-        if finding.verdict not in WRONG or reason is None:
-            return finding
-        before = f"; before it came {findings[number - 1].case}" if number else ""
-        detail = finding.detail + before * (reason is STATE)
-        return replace(finding, variant=reason.name, says=reason.says, line=reason.line, detail=detail)
+    def with_cause(number: int, result: Finding) -> Finding:
+        reason = causes.get(id(result), others if result.variant in UNSURE else None)
+        if result.verdict not in WRONG or reason is None:
+            return result
+        before = f"; before it came {results[number - 1].case}" if number else ""
+        detail = result.detail + before * (reason is STATE)
+        return replace(result, variant=reason.name, says=reason.says, line=reason.line, detail=detail)
 
-    return [with_cause(number, each) for number, each in enumerate(findings)]
+    return [with_cause(number, each) for number, each in enumerate(results)]
 
 
-def _cause(finding: Finding, job: Job) -> Variant | None:
+def _cause(result: Finding, job: Job) -> Variant | None:
     """Why a wrong case is right alone; None where it is not."""
-    text = script_of(finding, job.target, job.declared, job.how)
+    text = script_of(result, job.target, job.declared, job.how)
     if _is_right(text):
         return STATE
-    return THREADS if finding.variant in UNSURE and _is_right(text, OMP_NUM_THREADS="1") else None
+    return THREADS if result.variant in UNSURE and _is_right(text, OMP_NUM_THREADS="1") else None
 
 
 def _is_right(text: str, **environment: str) -> bool:

@@ -1,4 +1,4 @@
-"""Judges a subject whose process nobody trusts: its arrays are compared here, and it is called without the kit."""
+"""Judges a kernel whose process nobody trusts: its arrays are compared here, and it is called without the kit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from attention_conformance.verdict.judge import asked, graded
 
 
 def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Message]:
-    """The findings of a job whose process is not believed: arrays are compared, and each question has one answer.
+    """The results of a job whose process is not believed: arrays are compared, and each question has one answer.
 
     What is asked is known by the facts that the process tells first; a question that it passes over has crashed.
     """
@@ -36,7 +36,7 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
     plain = list[Question]()  # that were right
     for message in messages:
         if isinstance(message, Described) and owed is None:
-            owed = {(each.case.name, each.dtype): each for each in questions(_subject_of(message.facts), job)}
+            owed = {(each.case.name, each.dtype): each for each in questions(_kernel_of(message.facts), job)}
         if isinstance(message, Finding) and message.dtype == "-":
             has_ended = message.case in ("start", "end") and message.verdict in ENDED
             owed = {} if has_ended else owed
@@ -90,7 +90,7 @@ MADE = ("float32", "float16", "float64")
 
 
 def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
-    """A finding where a process without a line of the kit calls the subject once, and gets a wrong answer or none."""
+    """A result where a process without a line of the kit calls the kernel once, and gets a wrong answer or none."""
     problem, backend = asked(question), question.backend
     source, _, name = target.rpartition(":")
 
@@ -108,8 +108,8 @@ def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
             return backend.from_numpy(np.load(result))
 
     try:
-        arrays = place(problem, question.subject, backend, question.device)
-        called = replace(question.subject, function=alone)
+        arrays = place(problem, question.kernel, backend, question.device)
+        called = replace(question.kernel, function=alone)
         found = graded(question, to_numpy(outputs(problem, called, arrays, backend.namespace), backend))
     except NotOffered:
         return
@@ -122,11 +122,11 @@ def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
         yield replace(found, verdict="silently wrong", says=TOUCHED["unlike-alone"])
 
 
-def _subject_of(facts: Mapping[str, Any]) -> Subject:
-    """The subject of another process as that tells it, but for the dtype of its results: another is wrong."""
+def _kernel_of(facts: Mapping[str, Any]) -> Subject:
+    """The kernel of another process as that tells it, but for the dtype of its results: another is wrong."""
     known = {name: each for name, each in facts.items() if name in Subject.__dataclass_fields__} | {"keeps_dtype": True}
     return Subject(_uncalled).learned({"device": "cpu", **known})  # no library is asked for its first device
 
 
 def _uncalled(*arguments: Any) -> None:
-    """Stands for the subject, which another process calls."""
+    """Stands for the kernel, which another process calls."""

@@ -35,9 +35,9 @@ class Job(Cases):
     power : bool
         Whether faults are planted.
     is_trusted : bool
-        Whether the process that calls the subject may also compare.
+        Whether the process that calls the kernel may also compare.
     known : mapping
-        Answers to questions about the subject, of a former process.
+        Answers to questions about the kernel, of a former process.
     """
 
     declared: Mapping[str, Any] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Job(Cases):
             return workers.Death(f"its process sent what is no answer: {one_line(error)}", code=1)
 
     def noted(self, message: Message, at: Finding | None) -> tuple[Cases, Finding | None]:
-        """The order with an answer about the subject, which is that of a crash until there is one."""
+        """The order with an answer about the kernel, which is that of a crash until there is one."""
         if not isinstance(message, Asked):
             return super().noted(message, at)
         if message.facts is not None:
@@ -107,5 +107,5 @@ def job_of(target: str, options: Options, **others: Any) -> Job:
 
 
 def unanswered(question: str, detail: str = "") -> Finding:
-    """Stands for a question about the subject that has no answer."""
+    """Stands for a question about the kernel that has no answer."""
     return Finding(f"probe: {question}", "-", 0, "Small calls tell what a subject expects.", "crashed", detail=detail)

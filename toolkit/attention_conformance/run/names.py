@@ -12,15 +12,15 @@ from attention_conformance.cases.large import LARGE
 from attention_conformance.cases.shapes import shape_of
 from attention_conformance.kernel.probe import PROBES
 from attention_conformance.launch.watch import TOUCHED
-from attention_conformance.measure.catalogue import SUBJECT_CASES, shapes
+from attention_conformance.measure.catalogue import KERNEL_CASES, shapes
 from attention_conformance.measure.kinds import NAMES
 from attention_conformance.mistakes.surprises import SURPRISES
 from attention_conformance.mistakes.variants import TEXTS
 
 
 def case_names() -> list[str]:
-    """The names of all cases about a subject."""
-    return [case.name for case in (*SUBJECT_CASES, *shapes(), *LARGE, *BITS)]
+    """The names of all cases about a kernel."""
+    return [case.name for case in (*KERNEL_CASES, *shapes(), *LARGE, *BITS)]
 
 
 def not_accepted(names: Iterable[str]) -> str:
@@ -33,11 +33,11 @@ def not_accepted(names: Iterable[str]) -> str:
     return ""
 
 
-def no_case(pattern: str, *, of_findings: bool = False) -> str:
-    """What is wrong with a pattern of cases, or of all findings; empty where it matches one."""
+def no_case(pattern: str, *, of_results: bool = False) -> str:
+    """What is wrong with a pattern of cases, or of all results; empty where it matches one."""
     known = [*case_names(), *[pattern] * (shape_of(pattern) is not None)]
     others = [*(f"probe: {each}" for each in (*SURPRISES, *PROBES)), *(f"kind: {each}" for each in NAMES)]
-    if any(fnmatchcase(name, pattern) for name in [*known, *(["start", "end", *others] if of_findings else [])]):
+    if any(fnmatchcase(name, pattern) for name in [*known, *(["start", "end", *others] if of_results else [])]):
         return ""
     return f"expected a case; got {pattern!r}, which none matches{_near(pattern.strip('*?'), known)}"
 

@@ -1,4 +1,4 @@
-"""Findings that are expected, as a file tells: they pass, and it is an error if they are right."""
+"""Results that are expected, as a file tells: they pass, and it is an error if they are right."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attention_conformance.mistakes.experiments import is_exact
 from attention_workers.machine import machine
 
 SHIPPED = Path(__file__).parents[1] / "kernel" / "expected"
-"""Files for the presets that have findings."""
+"""Files for the presets that have results."""
 
 
 AGAIN = 2.0
@@ -30,12 +30,12 @@ UNKNOWN = "unknown-cause"
 
 
 class ExpectedError(ValueError):
-    """A file of expected findings that cannot be read."""
+    """A file of expected results that cannot be read."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The device and the library on which a subject was run."""
+    """The device and the library on which a kernel was run."""
 
     device: str = "cpu"
     backend: str = ""
@@ -43,7 +43,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Expected:
-    """A finding that is expected.
+    """A result that is expected.
 
     Attributes
     ----------
@@ -80,14 +80,14 @@ class Expected:
     reason: str = ""
     link: str = ""
 
-    def matches(self, finding: Finding, origin: Origin) -> bool:
-        """Whether it is about this finding, here."""
-        is_named = finding.verdict == "right" and (self.case, self.dtype) == (finding.case, finding.dtype)
-        if not (is_named or self.variant in ("", finding.variant or UNKNOWN, *finding.equals)):
+    def matches(self, result: Finding, origin: Origin) -> bool:
+        """Whether it is about this result, here."""
+        is_named = result.verdict == "right" and (self.case, self.dtype) == (result.case, result.dtype)
+        if not (is_named or self.variant in ("", result.variant or UNKNOWN, *result.equals)):
             return False
-        if not fnmatch(finding.implementation, self.implementation):
+        if not fnmatch(result.implementation, self.implementation):
             return False
-        return fnmatch(finding.case, self.case) and fnmatch(finding.dtype, self.dtype) and self.is_here(origin)
+        return fnmatch(result.case, self.case) and fnmatch(result.dtype, self.dtype) and self.is_here(origin)
 
     def is_here(self, origin: Origin) -> bool:
         """Whether it is about this device, this library, this processor and the versions that are installed."""
@@ -124,7 +124,7 @@ def expected_of(target: str, named: str | None) -> tuple[Expected, ...]:
 
 
 def read_expected(path: Path) -> tuple[Expected, ...]:
-    """Read a file of expected findings; ExpectedError says what is wrong with it.
+    """Read a file of expected results; ExpectedError says what is wrong with it.
 
     Parameters
     ----------
@@ -175,31 +175,31 @@ def _entry(row: dict[str, Any], path: Path) -> Expected:
     return Expected(**row)
 
 
-def met(finding: Finding, entries: Iterable[Expected], origin: Origin) -> Finding:
-    """A finding as accepted if it is expected; as unexpectedly right if an entry names it, and it is right."""
+def met(result: Finding, entries: Iterable[Expected], origin: Origin) -> Finding:
+    """A result as accepted if it is expected; as unexpectedly right if an entry names it, and it is right."""
     for entry in entries:
-        if not entry.matches(finding, origin):
+        if not entry.matches(result, origin):
             continue
         reason = " ".join(filter(None, (entry.reason, entry.link)))
-        if finding.verdict == "right":
+        if result.verdict == "right":
             detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
-            return replace(finding, verdict="unexpectedly right", detail=detail, reason=reason)
-        is_worse = finding.error > AGAIN * entry.error or entry.got not in ("", _got(finding))
-        is_told = finding.verdict not in QUIET or finding.verdict == "not understood"
-        if is_told and entry.verdict in ("", finding.verdict) and not is_worse:
-            return replace(finding, verdict="accepted", reason=reason)
-    return finding
+            return replace(result, verdict="unexpectedly right", detail=detail, reason=reason)
+        is_worse = result.error > AGAIN * entry.error or entry.got not in ("", _got(result))
+        is_told = result.verdict not in QUIET or result.verdict == "not understood"
+        if is_told and entry.verdict in ("", result.verdict) and not is_worse:
+            return replace(result, verdict="accepted", reason=reason)
+    return result
 
 
-def _got(finding: Finding) -> str:
+def _got(result: Finding) -> str:
     """What came in place of a finite number, or of an array of the right shape and dtype; empty for a finite error."""
-    return finding.detail.rpartition("; got ")[2] if math.isinf(finding.error) else ""
+    return result.detail.rpartition("; got ")[2] if math.isinf(result.error) else ""
 
 
-def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: Origin) -> list[Finding]:
-    """A finding for each entry that is about this origin, and names no case of a whole run."""
+def unmatched(results: Sequence[Finding], entries: Iterable[Expected], origin: Origin) -> list[Finding]:
+    """A result for each entry that is about this origin, and names no case of a whole run."""
     here = [each for each in entries if each.is_here(origin)]
-    idle = [each for each in here if not any(each.matches(finding, origin) for finding in findings)]
+    idle = [each for each in here if not any(each.matches(result, origin) for result in results)]
     template = "expected {} in the run; got none"
     return [
         Finding(each.case, each.dtype, 0, "Each entry names a case.", "unexpectedly right",
@@ -208,23 +208,21 @@ def unmatched(findings: Sequence[Finding], entries: Iterable[Expected], origin: 
     ]  # fmt: skip
 
 
-def expected_text(
-    findings: Iterable[Finding], entries: Sequence[Expected], *, origin: Origin, package: str = ""
-) -> str:
+def expected_text(results: Iterable[Finding], entries: Sequence[Expected], *, origin: Origin, package: str = "") -> str:
     """The file that expects what a run found; entries of a former file that were met stay as they are.
 
     It is about the device, unless that is the CPU, and about the installed and later versions of the package, if any.
     """
-    findings = list(findings)
+    results = list(results)
     kept = [
         each
         for each in entries
-        if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in findings
+        if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in results
                                         if found.verdict == "accepted")
     ]  # fmt: skip
     versions = {package: f">={version(package)}"} if package else {}
     device = "*" if origin.device == "cpu" else origin.device
-    for each in findings:
+    for each in results:
         if each.verdict not in (*QUIET, "unexpectedly right"):
             is_known = is_exact(each.variant) or not math.isfinite(each.error)
             how: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Judges one case on a subject: calls it, compares with the oracle, and says what a wrong answer equals."""
+"""Judges one case on a kernel: calls it, compares with the oracle, and says what a wrong answer equals."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ PIECES = ("decoded", "merged", "dropped", "windowed")
 
 
 def judged(question: Question) -> Finding:
-    """The finding of one case: an exception of the subject is a refusal, and never ends the run."""
+    """The result of one case: an exception of the kernel is a refusal, and never ends the run."""
     started = time.perf_counter()
     with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
-        finding = _judged(question)
-    return replace(finding, seconds=time.perf_counter() - started)
+        result = _judged(question)
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 def _judged(question: Question) -> Finding:
@@ -88,14 +88,14 @@ def known() -> tuple[Expected, ...]:
 
 
 def returned(question: Question) -> Finding | Returned:
-    """What a subject returns, or the finding where it returns nothing: for a process that compares."""
+    """What a kernel returns, or the result where it returns nothing: for a process that compares."""
     with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"), question.in_precision():
         answered, _ = _answered(question)
     return answered if isinstance(answered, Finding) else Returned(question.case.name, question.dtype, answered)
 
 
 def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
-    """The finding for what a subject has returned in another process."""
+    """The result for what a kernel has returned in another process."""
     started = time.perf_counter()
     with np.errstate(all="ignore"):
         found = compared(question, asked(question), got)
@@ -103,34 +103,34 @@ def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
 
 
 def asked(question: Question) -> Problem:
-    """The problem whose answer is compared: fitted to the subject, unless several calls are put together."""
+    """The problem whose answer is compared: fitted to the kernel, unless several calls are put together."""
     problem = drawn(question)
-    if question.case.measure == BITWISE and not (question.subject.differentiates or question.subject.backward):
+    if question.case.measure == BITWISE and not (question.kernel.differentiates or question.kernel.backward):
         problem = replace(problem, cotangent=None)
     has_parts = question.case.measure in PROPERTY_MEASURES and problem.cotangent is None
-    return problem if has_parts else fit(problem, question.subject)
+    return problem if has_parts else fit(problem, question.kernel)
 
 
 def offered(question: Question) -> Problem:
-    """The problem that is asked; NotOffered where the subject declares too little for it."""
+    """The problem that is asked; NotOffered where the kernel declares too little for it."""
     if question.reason:
         raise NotOffered(question.reason)
     problem = asked(question)
     if question.library is not None:
-        if lacking := unsupported(question.subject.function, problem):
+        if lacking := unsupported(question.kernel.function, problem):
             raise NotOffered(f"not supported: {', '.join(lacking)}")
         return problem
-    if question.subject.causal == "always" and (question.case.measure in PIECES or question.case.closed):
+    if question.kernel.causal == "always" and (question.case.measure in PIECES or question.case.closed):
         raise NotOffered("calls without causality")
     if question.case.measure in PROPERTY_MEASURES:
-        refuse_gradients(problem, question.subject)
-    if question.case.measure == "exact" and not question.subject.asks:
+        refuse_gradients(problem, question.kernel)
+    if question.case.measure == "exact" and not question.kernel.asks:
         raise NotOffered("weights and logsumexp")
     return problem
 
 
 def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]:
-    """The answer, or a finding without one, and the problem that was asked."""
+    """The answer, or a result without one, and the problem that was asked."""
     try:
         problem = offered(question)
     except NotOffered as lacking:
@@ -146,7 +146,7 @@ def _answered(question: Question) -> tuple[Finding | dict[str, NumpyArray], Any]
 
 
 def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) -> Finding | Answer:
-    """What a subject answers, or the finding where it raises, or does what it must not."""
+    """What a kernel answers, or the result where it raises, or does what it must not."""
     try:
         return answer()
     except NotOffered as lacking:  # in one of several calls
@@ -155,7 +155,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
         return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
-    except Exception as error:  # whatever a subject raises is a refusal, unless it has broken its device
+    except Exception as error:  # whatever a kernel raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
         verdict = "refused" if holds(question.backend, question.device, "float32") else "crashed"
@@ -163,7 +163,7 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
 
 
 def _failed(question: Question, blank: Finding, error: Exception) -> Finding:
-    """The finding for an exception of the core, which may refuse an implementation alone."""
+    """The result for an exception of the core, which may refuse an implementation alone."""
     if isinstance(error, NotImplementedError):
         return replace(blank, verdict="not offered", detail=f"not supported: {error}")
     if question.implementation and (refused := refusal(error)):
@@ -178,14 +178,14 @@ def _of_shapes(question: Question, problem: Problem) -> Finding:
 
 
 def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], ask: Ask | None = None) -> Finding:
-    """The finding for what one call, or several put together, gave; ``ask`` is one call of a problem."""
+    """The result for what one call, or several put together, gave; ``ask`` is one call of a problem."""
     again = (lambda: got) if ask is None else (lambda: ask(problem))
     truth, blank = truth_of(question, problem), _of_shapes(question, problem)
     got = {name: each for name, each in got.items() if name in truth.arrays}
     missing = [name for name in _wanted(question, problem) if name not in got]
     if missing:
         return replace(blank, verdict="visibly wrong", error=math.inf, detail=f"{', '.join(missing)} did not come")
-    is_any = question.subject.keeps_dtype is False
+    is_any = question.kernel.keeps_dtype is False
     is_wide = question.dtype == "float64" and question.library is None  # many kernels have it in float32 always
     bounds = Bounds(question, problem, truth)
     kinds = {name: bounds.dtype(name) for name in got}
@@ -194,7 +194,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
     if measured.passes and not question.power:
         return found
-    variants = Variants(None if question.case.closed else meant(problem, question.subject))
+    variants = Variants(None if question.case.closed else meant(problem, question.kernel))
     if measured.passes:
         return replace(found, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
@@ -237,7 +237,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     is_sure, is_of_channels = bool(equal), "channel" in extent.axes
     if not equal and ask is not None and may_ask and not is_of_channels:
         predicts = functools.partial(variants.predicts, got, bounds)
-        with contextlib.suppress(Exception):  # whatever a subject raises for other values
+        with contextlib.suppress(Exception):  # whatever a kernel raises for other values
             equal = read(question, problem, found.worst, ask, predicts)
         exact = [each.name for each in equal if predicts(each)]
     is_precise = is_sure or exact or question.dtype != "float32" or is_of_channels
@@ -276,7 +276,7 @@ def _wider(bounds: Bounds) -> Bounds:
 def _with_cause(
     found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool
 ) -> Finding:
-    """A wrong finding with the name of what it equals, perhaps as a difference of convention."""
+    """A wrong result with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW_SCORES and question.narrow_is_habit)

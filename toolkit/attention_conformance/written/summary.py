@@ -1,4 +1,4 @@
-"""What was found about a subject: text for people, JSON for programs."""
+"""What was found about a kernel: text for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ NAMES = {
 
 
 def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[str]:
-    """A line for each fact about a subject, with how it is known."""
+    """A line for each fact about a kernel, with how it is known."""
     if facts.get("native"):
         return ["the signature of attention_core.scaled_dot_product_attention"]
     lines = []
@@ -71,19 +71,19 @@ def assumptions(facts: Mapping[str, Any], sources: Mapping[str, str]) -> list[st
     return lines
 
 
-def line_of(finding: Finding) -> Text:
-    """A finding in a line or two: what is wrong in words, where there are any, and one element."""
-    is_same = finding.verdict == "right" and finding.bound == 0
-    text = Text(f"{'bitwise equal' if is_same else finding.label}: ", style=VERDICT_TEXTS[finding.verdict][0])
-    text.append(finding.case if finding.dtype == "-" else f"{finding.case} {finding.dtype}", style="bold")
-    line = "; ".join(each for each in (finding.says, finding.detail) if each)
+def line_of(result: Finding) -> Text:
+    """A result in a line or two: what is wrong in words, where there are any, and one element."""
+    is_same = result.verdict == "right" and result.bound == 0
+    text = Text(f"{'bitwise equal' if is_same else result.label}: ", style=VERDICT_TEXTS[result.verdict][0])
+    text.append(result.case if result.dtype == "-" else f"{result.case} {result.dtype}", style="bold")
+    line = "; ".join(each for each in (result.says, result.detail) if each)
     text.append(f": {line}", style="default")
     return text
 
 
-def tables(findings: Sequence[Finding]) -> Iterable[Table | Text | Padding]:
+def tables(results: Sequence[Finding]) -> Iterable[Table | Text | Padding]:
     """What is wrong, the worst first and grouped by cause; then the numbers of all verdicts."""
-    groups = grouped(each for each in findings if each.verdict not in ("right", "not offered"))
+    groups = grouped(each for each in results if each.verdict not in ("right", "not offered"))
     seen: list[str] = []
     for verdict, of_verdict in itertools.groupby(groups, key=lambda group: group[0].verdict):
         yield _heading(verdict)
@@ -91,20 +91,20 @@ def tables(findings: Sequence[Finding]) -> Iterable[Table | Text | Padding]:
         named = [group for group in shown if group[0].variant or verdict in ENDED]
         unnamed = [group for group in shown if group not in named]
         for group in (*named, *unnamed[:MOST_UNNAMED]):
-            yield from _group(group, since(group, findings))
+            yield from _group(group, since(group, results))
             if (thread := thread_of(group[0])) and thread not in seen:
                 seen.append(thread)
                 yield _indented(Text(thread, style="dim"), 4)
         others = [each for group in unnamed[MOST_UNNAMED:] for each in group]
         yield from [_indented(Text(f"and in other cases: {_names(others, 24)}"), 2)] if others else []
-    lacking = Counter(part for each in findings if each.verdict == "not offered" for part in each.detail.split(", "))
+    lacking = Counter(part for each in results if each.verdict == "not offered" for part in each.detail.split(", "))
     if lacking:
-        count = sum(each.verdict == "not offered" for each in findings)
+        count = sum(each.verdict == "not offered" for each in results)
         parts = ", ".join(f"{part} {count}" for part, count in lacking.most_common())
         yield _heading("not offered", f" ({count} cases)")
         yield _indented(Text(parts, style="dim"), 2)
     yield Text("")
-    yield _counts(findings)
+    yield _counts(results)
 
 
 def _heading(verdict: str, more: str = "") -> Text:
@@ -137,31 +137,31 @@ def _group(group: Sequence[Finding], sizes: str) -> Iterable[Text | Padding]:
     yield from [_indented(Text(f"{first.case}: {first.detail}"), 4)] if first.detail else []
 
 
-def _names(findings: Iterable[Finding], most: int) -> str:
+def _names(results: Iterable[Finding], most: int) -> str:
     """The cases, each with its dtypes; those beyond the most are counted."""
     dtypes: dict[str, list[str]] = {}
-    for each in findings:
+    for each in results:
         dtypes.setdefault(each.case, []).append(each.dtype)
     names = [case if each == ["-"] else f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f", and {rest} more" if rest > 0 else "")
 
 
-def _counts(findings: Sequence[Finding]) -> Table:
+def _counts(results: Sequence[Finding]) -> Table:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     table.add_column("verdict")
     table.add_column("cases", justify="right")
     table.add_column("means")
-    for verdict, count in counted(findings).items():
+    for verdict, count in counted(results).items():
         style, label, means = VERDICT_TEXTS[verdict]
         table.add_row(Text(label, style=style), str(count), means)
     return table
 
 
-def power(findings: Sequence[Finding], profile: str) -> list[str]:
+def power(results: Sequence[Finding], profile: str) -> list[str]:
     """How many planted faults the bounds reject, and which they miss."""
-    rejected = {fault for each in findings if each.planted for fault in each.rejected}
-    names = [fault.name for fault in FAULTS if any(fault.name in each.planted for each in findings)]
+    rejected = {fault for each in results if each.planted for fault in each.rejected}
+    names = [fault.name for fault in FAULTS if any(fault.name in each.planted for each in results)]
     if not names:
         return []
     lines = [
@@ -174,17 +174,17 @@ def power(findings: Sequence[Finding], profile: str) -> list[str]:
     return lines
 
 
-def count_text(findings: Iterable[Finding]) -> str:
+def count_text(results: Iterable[Finding]) -> str:
     """All verdicts with their numbers, the worst first."""
-    counts = counted(findings)
+    counts = counted(results)
     leading = [] if "silently wrong" in counts else [f"0 {VERDICT_TEXTS['silently wrong'][1]}"]
     return ", ".join([*leading, *(f"{count} {VERDICT_TEXTS[verdict][1]}" for verdict, count in counts.items())])
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(results: Sequence[Finding]) -> str:
     """The numbers of all verdicts, and how little was checked."""
-    few = little(findings)
-    return count_text(findings) + f"; little was checked: {few}" * bool(few)
+    few = little(results)
+    return count_text(results) + f"; little was checked: {few}" * bool(few)
 
 
 def write_findings(path: Path, findings: Sequence[Finding], about: Mapping[str, Any]) -> None:

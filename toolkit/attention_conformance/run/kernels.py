@@ -1,4 +1,4 @@
-"""Runs the cases on a subject: in this process, or in others that may crash, hang, or be ended."""
+"""Runs the cases on a kernel: in this process, or in others that may crash, hang, or be ended."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def check_subject(
     cases : sequence of str, optional
         Names of cases; ``*`` and ``?`` are allowed. By default all.
     dtypes : sequence of str, optional
-        By default float32 and a type of 16 bits, as far as the subject takes them, and a few cases in the other one.
+        By default float32 and a type of 16 bits, as far as the kernel takes them, and a few cases in the other one.
     profile : str
         ``exact``, ``kernel`` or ``tf32``.
     accepted : sequence of str
@@ -76,7 +76,7 @@ def check_subject(
     power : bool
         Whether faults are planted in the definition, to count which of them the bounds reject.
     same_bits_as : Subject, optional
-        Another subject, or the same: then the findings compare the bits of different calls.
+        Another kernel, or the same: then the results compare the bits of different calls.
 
     Returns
     -------
@@ -91,8 +91,8 @@ def check_subject(
     --------
     >>> from attention_conformance import Subject, check_subject
     >>> from attention_core import scaled_dot_product_attention
-    >>> findings = check_subject(Subject(scaled_dot_product_attention), cases=["empty-row-*"], dtypes=["float32"])
-    >>> {finding.verdict for finding in findings}
+    >>> results = check_subject(Subject(scaled_dot_product_attention), cases=["empty-row-*"], dtypes=["float32"])
+    >>> {result.verdict for result in results}
     {'right'}
     """
     job = Job(
@@ -101,7 +101,7 @@ def check_subject(
     if job.complaint:
         raise ValueError(job.complaint)
     _, known, asked = questions_of(subject, job, same_bits_as)
-    found = [accept(finding_of(question), accepted) for question in asked]
+    found = [accept(judge_question(question), accepted) for question in asked]
     if same_bits_as is None:
         found = agreed(found)
         found += [] if cases else never_computed(found)
@@ -109,16 +109,16 @@ def check_subject(
 
 
 def questions_of(
-    subject: Subject, job: Job, same_bits_as: Subject | None
+    kernel: Subject, job: Job, same_bits_as: Subject | None
 ) -> tuple[Subject, list[Finding], list[Question]]:
-    """A subject as small calls tell it, what these find, and what a job asks of it, or of it and another."""
-    subject = adapted(subject)
-    declared, target = stated_facts(subject), subject
-    subject = settled(on_device(subject))
+    """A kernel as small calls tell it, what these find, and what a job asks of it, or of it and another."""
+    kernel = adapted(kernel)
+    declared, target = stated_facts(kernel), kernel
+    kernel = settled(on_device(kernel))
     if same_bits_as is not None:
-        other = subject if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
-        return subject, conventions(subject, other), pair_questions(subject, other, job)
-    return subject, _known(subject.declared, declared, job), questions(subject, job)
+        other = kernel if same_bits_as is target else settled(on_device(adapted(same_bits_as)))
+        return kernel, conventions(kernel, other), pair_questions(kernel, other, job)
+    return kernel, _known(kernel.declared, declared, job), questions(kernel, job)
 
 
 def _known(facts: Mapping[str, Any], declared: frozenset[str], job: Job) -> list[Finding]:
@@ -126,108 +126,108 @@ def _known(facts: Mapping[str, Any], declared: frozenset[str], job: Job) -> list
     return [each for each in surprises(facts, declared) if not job.cases or each.verdict == "not understood"]
 
 
-def finding_of(question: Question) -> Finding:
-    """The finding of a question, about one subject or about two."""
+def judge_question(question: Question) -> Finding:
+    """The result of a question, about one kernel or about two."""
     return judged(question) if question.other is None else same_bits(question)
 
 
-def _sources(subject: Subject) -> dict[str, str]:
+def _sources(kernel: Subject) -> dict[str, str]:
     """How the facts are known for which no call is needed."""
-    found = dict.fromkeys(read_signature(subject), BY_SIGNATURE)
-    return found | dict.fromkeys(subject.declared, "declared")
+    found = dict.fromkeys(read_signature(kernel), BY_SIGNATURE)
+    return found | dict.fromkeys(kernel.declared, "declared")
 
 
-def on_device(subject: Subject) -> Subject:
-    """The subject on the device that it declares by name, or on the first of a kind such as ``cuda``.
+def on_device(kernel: Subject) -> Subject:
+    """The kernel on the device that it declares by name, or on the first of a kind such as ``cuda``.
 
     Raise TargetError where the declared library or device cannot be used.
     """
     try:
-        backend = _library(subject)
+        backend = _library(kernel)
     except Exception as error:  # not installed, or broken
-        if subject.backend or not announced_backends():
+        if kernel.backend or not announced_backends():
             raise TargetError(one_line(error)) from error
-        return subject
-    if subject.device is None:
-        return subject
-    device = next(iter(devices_of_kind(subject.device, devices_of(backend))), subject.device)
+        return kernel
+    if kernel.device is None:
+        return kernel
+    device = next(iter(devices_of_kind(kernel.device, devices_of(backend))), kernel.device)
     if not holds(backend, device, "float32"):
         devices = ", ".join(devices_of(backend))
-        raise TargetError(f"expected a device of {backend.name} out of {devices}; got {subject.device!r}")
-    return replace(subject, device=device)
+        raise TargetError(f"expected a device of {backend.name} out of {devices}; got {kernel.device!r}")
+    return replace(kernel, device=device)
 
 
-def _library(subject: Subject) -> Backend:
-    """The library that a subject declares, or that its signature tells."""
-    return get_backend(subject.backend or read_signature(subject)["backend"])
+def _library(kernel: Subject) -> Backend:
+    """The library that a kernel declares, or that its signature tells."""
+    return get_backend(kernel.backend or read_signature(kernel)["backend"])
 
 
-def _lacks_keyword(subject: Subject, declared: Mapping[str, Any]) -> str:
+def _lacks_keyword(kernel: Subject, declared: Mapping[str, Any]) -> str:
     """Why what is declared cannot be asked for; empty where it can."""
     for fact, option in (("mask", "mask-kind"), ("causal", "causal-alignment")):
         kind = declared.get(fact)
-        if kind not in (None, "none", "always") and not (getattr(subject, f"{fact}_name") or (fact, kind) == BIASED):
+        if kind not in (None, "none", "always") and not (getattr(kernel, f"{fact}_name") or (fact, kind) == BIASED):
             return (
                 f"expected a keyword for --{option} {kind}; got none in its signature: --keyword {fact}=NAME tells it"
             )
     return ""
 
 
-def stated_facts(subject: Subject) -> frozenset[str]:
-    """The facts that its author, or its signature, tells of a subject."""
-    return frozenset({**read_signature(subject), **subject.declared})
+def stated_facts(kernel: Subject) -> frozenset[str]:
+    """The facts that its author, or its signature, tells of a kernel."""
+    return frozenset({**read_signature(kernel), **kernel.declared})
 
 
 def _load(target: str, **declared: Any) -> Subject:
-    """The subject of a target on its device. Raise TargetError, whatever the module of the target raises."""
+    """The kernel of a target on its device. Raise TargetError, whatever the module of the target raises."""
     try:
         with quiet_start():
-            subject = adapted(load_target(target, **declared))
-        return on_device(subject)
+            kernel = adapted(load_target(target, **declared))
+        return on_device(kernel)
     except TargetError:
         raise
     except Exception as error:
         raise TargetError(f"expected {target} to load; got {one_line(error)}") from error
 
 
-def _facts(subject: Subject) -> dict[str, Any]:
-    """What is known of a subject, as it is told."""
-    return {name: each for name, each in subject.declared.items() if name != "options"}
+def _facts(kernel: Subject) -> dict[str, Any]:
+    """What is known of a kernel, as it is told."""
+    return {name: each for name, each in kernel.declared.items() if name != "options"}
 
 
 def work(job: Job) -> Generator[Message, None, None]:
     """Do a job in this process."""
     try:
-        subject = _load(job.target, **job.declared)
+        kernel = _load(job.target, **job.declared)
     except TargetError as error:
         yield Refused(str(error))
         return
-    answers, declared, sources = [], stated_facts(subject), _sources(subject)
-    witness = Witness(subject)
+    answers, declared, sources = [], stated_facts(kernel), _sources(kernel)
+    witness = Witness(kernel)
     with warnings.catch_warnings(action="ignore"):
-        for question, facts in probed(witness.subject, job.known):
-            if facts is not None and _has_broken_device(subject):
-                yield unanswered(question, f"no call of {subject.device} answers any more")
+        for question, facts in probed(witness.kernel, job.known):
+            if facts is not None and _has_broken_device(kernel):
+                yield unanswered(question, f"no call of {kernel.device} answers any more")
             yield Asked(question, facts)
             if facts is not None:
                 answers.append(facts)
                 source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else witness.source()
                 sources = dict.fromkeys(facts, source) | sources
-    subject = settled(subject, answers)
-    if reason := _lacks_keyword(subject, job.declared):
+    kernel = settled(kernel, answers)
+    if reason := _lacks_keyword(kernel, job.declared):
         yield Refused(reason)
         return
-    if sources.get("backend") == BY_SIGNATURE != subject.backend != read_signature(subject)["backend"]:
+    if sources.get("backend") == BY_SIGNATURE != kernel.backend != read_signature(kernel)["backend"]:
         sources["backend"] = "found by a call"
-    asked = [] if job.same_bits_as else questions(subject, job)[job.skip :]
-    versions = _library(subject).versions() if asked or job.same_bits_as else {}
-    facts = _facts(subject)
+    asked = [] if job.same_bits_as else questions(kernel, job)[job.skip :]
+    versions = _library(kernel).versions() if asked or job.same_bits_as else {}
+    facts = _facts(kernel)
     yield Described(facts, sources, versions, (len(BITS) if job.same_bits_as else len(asked)) * (not job.skip))
     if not job.known and (reason := _never_answered(job.target, witness)):
         yield Refused(reason)
         return
     if job.same_bits_as:
-        yield from _pair(subject, job)
+        yield from _pair(kernel, job)
         return
     if not (asked or job.skip):
         hint = "those of bits need --same-bits-as"
@@ -252,9 +252,9 @@ def _never_answered(target: str, witness: Witness) -> str:
     )
 
 
-def _pair(subject: Subject, job: Job) -> Iterator[Message]:
-    """Compare the bits of a settled subject with those of the other target of a job."""
-    other = subject
+def _pair(kernel: Subject, job: Job) -> Iterator[Message]:
+    """Compare the bits of a settled kernel with those of the other target of a job."""
+    other = kernel
     if job.same_bits_as != job.target:
         try:
             other = _load(job.same_bits_as)
@@ -262,15 +262,15 @@ def _pair(subject: Subject, job: Job) -> Iterator[Message]:
             yield Refused(str(error))
             return
         witness = Witness(other)
-        other = replace(settled(witness.subject), function=other.function)
+        other = replace(settled(witness.kernel), function=other.function)
         if reason := _never_answered(job.same_bits_as, witness):
             yield Refused(reason)
             return
         yield Described(_facts(other), {}, _library(other).versions(), 0, target=job.same_bits_as)
-    yield from conventions(subject, other) if not job.skip else []
-    asked = pair_questions(subject, other, job)[job.skip :]
+    yield from conventions(kernel, other) if not job.skip else []
+    asked = pair_questions(kernel, other, job)[job.skip :]
     if not (asked or job.skip):
-        got = f"{', '.join(job.cases)}, of a single call" if other is subject else "no common type"
+        got = f"{', '.join(job.cases)}, of a single call" if other is kernel else "no common type"
         yield Refused(f"expected rows for {job.target} and {job.same_bits_as}; got {got}")
     for each in asked:
         yield Started(each.blank)
@@ -293,5 +293,5 @@ def _alone(job: Job) -> Iterator[Message]:
             os._exit(TOLD)  # it may hang otherwise
 
 
-def _has_broken_device(subject: Subject) -> bool:
-    return subject.device is not None and not holds(_library(subject), subject.device, "float32")
+def _has_broken_device(kernel: Subject) -> bool:
+    return kernel.device is not None and not holds(_library(kernel), kernel.device, "float32")

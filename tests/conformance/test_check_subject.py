@@ -28,12 +28,12 @@ def test_a_planted_fault_is_caught(fault, case):
     assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].verdict in WRONG
 
 
-def test_a_subject_that_promises_the_same_bits_in_any_batch_is_held_to_it():
+def test_a_kernel_that_promises_the_same_bits_in_any_batch_is_held_to_it():
     bounds, bits = "batch-invariance", "batch-invariance-bits"
     verdicts = {}
     for fault in ("", "a last bit that counts the samples", "the first mask in a large batch"):
-        subject = Subject(planted.Kernel(fault), **TAKES, batch_invariant=True)
-        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, bounds, bits).items()}
+        kernel = Subject(planted.Kernel(fault), **TAKES, batch_invariant=True)
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(kernel, bounds, bits).items()}
     assert verdicts[""] == {bounds: "right", bits: "right"}
     assert verdicts["a last bit that counts the samples"] == {bounds: "right", bits: "other-bits-in-batch"}
     assert verdicts["the first mask in a large batch"][bounds] not in ("right", "not offered")
@@ -74,8 +74,8 @@ def test_dropout_of_a_foreign_generator_is_checked_by_its_share_factor_and_masks
     case = "dropout-of-its-own"
     verdicts = {}
     for fault in ("", *DROPPING):
-        subject = settled(Subject(Dropping(fault)))
-        verdicts[fault] = found(subject, case)[case].verdict
+        kernel = settled(Subject(Dropping(fault)))
+        verdicts[fault] = found(kernel, case)[case].verdict
     assert verdicts.pop("") == "right"
     assert set(verdicts.values()) == {"silently wrong"}
 
@@ -110,8 +110,8 @@ def by_pieces(fault=""):
 def test_pieces_are_merged_by_the_logsumexp_that_a_kernel_returns():
     case, verdicts = "merged-pieces", {}
     for fault in ("", "base 2", "maximum for the logsumexp"):
-        subject = settled(Subject(by_pieces(fault)))
-        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(subject, case, "scale").items()}
+        kernel = settled(Subject(by_pieces(fault)))
+        verdicts[fault] = {name: each.variant or each.verdict for name, each in found(kernel, case, "scale").items()}
     assert verdicts[""] == {case: "right", "scale": "right"}
     assert verdicts["base 2"] == {case: "right", "scale": "logsumexp-of-base-2"}
     assert verdicts["maximum for the logsumexp"] == {case: "silently wrong", "scale": "silently wrong"}
@@ -159,14 +159,14 @@ def test_a_row_of_the_lowest_scores_is_no_masked_row():
 @pytest.mark.parametrize(("habit", "told"), planted.CONVENTIONS.items())
 def test_a_difference_of_convention_is_told_by_its_name_and_can_be_accepted(habit, told):
     case, name = told
-    subject = Subject(planted.Kernel(habit), **TAKES)
-    assert verdict_of(subject, case) == ("differs by convention", name)
-    assert found(subject, case, accepted=[name])[case].verdict == "accepted"
+    kernel = Subject(planted.Kernel(habit), **TAKES)
+    assert verdict_of(kernel, case) == ("differs by convention", name)
+    assert found(kernel, case, accepted=[name])[case].verdict == "accepted"
 
 
 def test_nan_where_there_is_no_key_is_that_of_a_masked_row():
-    subject = Subject(planted.Kernel("nan of a masked row"), **TAKES)
-    assert verdict_of(subject, "no-keys") == ("differs by convention", "nan-of-masked-row")
+    kernel = Subject(planted.Kernel("nan of a masked row"), **TAKES)
+    assert verdict_of(kernel, "no-keys") == ("differs by convention", "nan-of-masked-row")
 
 
 HIDDEN = (
@@ -194,19 +194,19 @@ def test_a_plain_formula_that_adds_its_mask_is_not_called_wrong_where_it_multipl
 
     if library == "jax":  # eager, each operation is compiled for each shape
         attention = importlib.import_module("jax").jit(attention, static_argnames="is_causal")
-    findings = found(settled(Subject(attention, backend=library)), *HIDDEN)
-    told = {(each.verdict, each.variant) for each in findings.values()} - {("right", "")}
-    assert told == {("differs by convention", "nan-through-mask")}, findings
-    assert findings["gradient-masked-nonfinite"].variant == "nan-through-mask"
-    assert findings["masked-nan-key"].variant == "nan-through-mask"
+    results = found(settled(Subject(attention, backend=library)), *HIDDEN)
+    told = {(each.verdict, each.variant) for each in results.values()} - {("right", "")}
+    assert told == {("differs by convention", "nan-through-mask")}, results
+    assert results["gradient-masked-nonfinite"].variant == "nan-through-mask"
+    assert results["masked-nan-key"].variant == "nan-through-mask"
 
 
 @pytest.mark.needs("jax")
 def test_the_bits_of_equal_calls_are_compared_in_one_way_of_calling():
     import jax
 
-    subject, case = Subject(jax.nn.dot_product_attention, backend="jax"), "shape-64x513-h4on1-d16-plain-again"
-    assert found(settled(subject), case)[case].verdict == "right"
+    kernel, case = Subject(jax.nn.dot_product_attention, backend="jax"), "shape-64x513-h4on1-d16-plain-again"
+    assert found(settled(kernel), case)[case].verdict == "right"
 
 
 @pytest.mark.needs("jax")
@@ -224,8 +224,8 @@ def test_lengths_of_a_kernel_of_jax_are_read_from_masks():
 
 @pytest.mark.needs("jax")
 def test_a_kind_of_device_is_its_first_device():
-    subject = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
-    assert found(subject, "scale")["scale"].verdict == "right"
+    kernel = Subject(scaled_dot_product_attention, backend="jax", device="cpu")
+    assert found(kernel, "scale")["scale"].verdict == "right"
 
 
 @pytest.mark.needs("torch")
@@ -234,9 +234,9 @@ def test_scores_of_16_bits_are_a_habit_of_plain_formulas_and_a_fault_of_kernels_
         return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
 
     for dtypes, verdict in ((("float32", "bfloat16"), "differs by convention"), (("bfloat16",), "silently wrong")):
-        subject = settled(Subject(attention, backend="torch", dtypes=dtypes))
-        findings = found(subject, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
-        assert {(each.verdict, each.variant) for each in findings} - {("right", "")} == {(verdict, "narrow-scores")}
+        kernel = settled(Subject(attention, backend="torch", dtypes=dtypes))
+        results = found(kernel, "shape-33x65-plain-scaled", "shape-31x31-d80-plain", dtype="bfloat16").values()
+        assert {(each.verdict, each.variant) for each in results} - {("right", "")} == {(verdict, "narrow-scores")}
 
 
 @pytest.mark.parametrize("fault", [each for each in planted.LEAKS if planted.LEAKS[each] is not None])
@@ -254,20 +254,20 @@ def test_a_wrong_answer_is_told_by_the_fault_that_it_equals():
         assert found(Subject(planted.Kernel(fault), **TAKES), case)[case].variant == name
 
 
-def test_a_wrong_finding_has_its_worst_element_and_its_arrays_again():
-    subject = Subject(planted.Kernel("future key from 64"), **TAKES)
-    wrong = found(subject, "shape-128x128-d64-causal", seed=5)["shape-128x128-d64-causal"]
+def test_a_wrong_result_has_its_worst_element_and_its_arrays_again():
+    kernel = Subject(planted.Kernel("future key from 64"), **TAKES)
+    wrong = found(kernel, "shape-128x128-d64-causal", seed=5)["shape-128x128-d64-causal"]
     assert str(wrong.worst.index) in wrong.detail
     assert f"expected {wrong.worst.expected:.9g}; got {wrong.worst.got:.9g}" in wrong.detail
-    arrays = problem_of(wrong, subject).arrays
+    arrays = problem_of(wrong, kernel).arrays
     assert {name: each.shape for name, each in arrays.items()} == wrong.shapes
-    got = subject.function(*(arrays[name] for name in ("query", "key", "value")), is_causal=True)
+    got = kernel.function(*(arrays[name] for name in ("query", "key", "value")), is_causal=True)
     assert got[wrong.worst.index] == wrong.worst.got
     row = json.loads(json.dumps(to_row(replace(wrong, error=math.inf)), allow_nan=False))
     assert (row["error"], row["worst"]["got"]) == ("inf", wrong.worst.got)
 
 
-def test_the_most_telling_finding_is_silent_wide_and_small():
+def test_the_most_telling_result_is_silent_wide_and_small():
     def made(case, verdict, dtype, rows):
         return Finding(case, dtype, 1, "", verdict, shapes={"query": (rows, 8)})
 
@@ -279,8 +279,8 @@ def test_the_most_telling_finding_is_silent_wide_and_small():
 
 
 def test_an_honest_pair_without_autograd_is_right():
-    subject = settled(Subject(planted.forward, backward=planted.Backward()))
-    verdicts = {each.verdict for each in found(subject, "gradient*").values()}
+    kernel = settled(Subject(planted.forward, backward=planted.Backward()))
+    verdicts = {each.verdict for each in found(kernel, "gradient*").values()}
     assert verdicts == {"right", "not offered"}
 
 
@@ -293,8 +293,8 @@ def test_sums_of_one_term_after_the_other_are_not_called_wrong():
         sums = [np.cumsum(each, axis=2, dtype=each.dtype)[:, :, -1] for each in rows]
         return np.stack(sums, axis=2) / total
 
-    findings = found(Subject(attention, **TAKES), "average-32768")
-    assert {each.verdict for each in findings.values()} == {"right"}
+    results = found(Subject(attention, **TAKES), "average-32768")
+    assert {each.verdict for each in results.values()} == {"right"}
 
 
 @pytest.mark.needs("torch")
@@ -303,24 +303,24 @@ def test_gradients_of_one_array_are_those_of_the_array_that_was_passed():
         return (query @ key.transpose(-1, -2)).softmax(-1) @ value
 
     options = {"backend": "torch", "default_scale": "one", "differentiates": True}
-    findings = found(Subject(attention, **TAKES | options), "gradient-of-one-array", "gradient-after-other-forward")
-    assert [each.verdict for each in findings.values()] == ["right", "right"]
+    results = found(Subject(attention, **TAKES | options), "gradient-of-one-array", "gradient-after-other-forward")
+    assert [each.verdict for each in results.values()] == ["right", "right"]
 
 
 @pytest.mark.needs("torch")
 def test_the_gradient_of_a_number_has_no_axes():
-    findings = found(load_target("attention-core", backend="torch"), "gradient-score-mod")
-    assert [each.verdict for each in findings.values()] == ["right"]
+    results = found(load_target("attention-core", backend="torch"), "gradient-score-mod")
+    assert [each.verdict for each in results.values()] == ["right"]
 
 
 def test_bounds_reject_faults_of_the_definition():
     cases = ("shape-129x129-d64-causal", "grouped-heads", "no-queries")
-    findings = found(Subject(planted.Kernel(), **TAKES), *cases, power=True)
-    assert bool(findings["no-queries"].planted) > bool(findings["no-queries"].rejected)
-    assert "future-key-from-64" in findings["shape-129x129-d64-causal"].rejected
-    assert "heads-in-turn" in findings["grouped-heads"].rejected
+    results = found(Subject(planted.Kernel(), **TAKES), *cases, power=True)
+    assert bool(results["no-queries"].planted) > bool(results["no-queries"].rejected)
+    assert "future-key-from-64" in results["shape-129x129-d64-causal"].rejected
+    assert "heads-in-turn" in results["grouped-heads"].rejected
     loose = found(Subject(planted.Kernel(), **TAKES), "shape-129x129-d64-causal", power=True, profile="tf32")
-    assert loose["shape-129x129-d64-causal"].bound > 100 * findings["shape-129x129-d64-causal"].bound
+    assert loose["shape-129x129-d64-causal"].bound > 100 * results["shape-129x129-d64-causal"].bound
 
 
 @pytest.mark.needs("numpy")
@@ -352,11 +352,11 @@ def test_a_logsumexp_in_float32_of_an_output_in_float64_is_a_convention():
 
 
 def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_accepted():
-    subject = settled(Subject(planted.Kernel("inverted mask")))
-    (told,) = surprises(subject.declared, ())
+    kernel = settled(Subject(planted.Kernel("inverted mask")))
+    (told,) = surprises(kernel.declared, ())
     assert (told.verdict, told.variant, told.line) == ("differs by convention", "inverted-mask", 1)
-    assert surprises(subject.declared, ("mask",)) == []
-    assert [accept(each, ["inverted-mask"]).verdict for each in surprises(subject.declared, ())] == ["accepted"]
+    assert surprises(kernel.declared, ("mask",)) == []
+    assert [accept(each, ["inverted-mask"]).verdict for each in surprises(kernel.declared, ())] == ["accepted"]
     (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())
     assert (told.verdict, told.variant) == ("visibly wrong", "other-dtype")
 
@@ -395,18 +395,16 @@ def test_autograd_of_a_framework_is_checked_and_a_wrong_backward_function_is_cau
         return wrong(query, key, value)
 
     for function, verdict in ((honest, "right"), (wrong, "silently wrong")):
-        subject = settled(Subject(function, backend="torch"))
-        assert subject.differentiates
-        findings = found(
-            subject, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient"
-        )
-        assert findings["mask"].verdict == findings["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
-        assert findings["shape-130x130-d64-mask-gradient"].verdict == verdict
+        kernel = settled(Subject(function, backend="torch"))
+        assert kernel.differentiates
+        results = found(kernel, "mask", "shape-130x130-d64-mask-gradient", "shape-18x34-h3on3-plain-permuted-gradient")
+        assert results["mask"].verdict == results["shape-18x34-h3on3-plain-permuted-gradient"].verdict == "right"
+        assert results["shape-130x130-d64-mask-gradient"].verdict == verdict
     verdicts = {}
     for function in (honest, together, F.scaled_dot_product_attention):
-        subject = settled(Subject(function, backend="torch"))
-        findings = found(subject, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
-        verdicts[function.__name__] = [each.verdict for each in findings.values()]
+        kernel = settled(Subject(function, backend="torch"))
+        results = found(kernel, "gradient-of-one-array", "gradient-after-other-forward", "dropout-of-its-own")
+        verdicts[function.__name__] = [each.verdict for each in results.values()]
     assert verdicts == {
         "honest": ["not offered", "right", "right"],
         "together": ["not offered", "silently wrong", "right"],
