@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from backend_helpers import Pair, assert_same_bits, floats, run
+from backend_helpers import Pair, assert_same_bits, floats
 
 from attention_core.backend import get_backend
 
@@ -172,28 +172,18 @@ def test_values_of_jax_cannot_be_read_under_its_transforms():
 
 @pytest.mark.needs("jax")
 def test_jax_without_64_bits_says_what_to_turn_on():
-    printed = run(
-        """
-        import numpy as np
-        from attention_core.backend import get_backend
-        backend = get_backend("jax")
-        print(*backend.dtypes, *backend.to_numpy(backend.from_numpy(np.asarray([-7, 2**30]))))
-        for array, dtype in ((np.ones(1), None), (np.ones(1, "float32"), "float64"), (np.asarray([2**40]), None)):
-            try:
-                backend.from_numpy(array, dtype=dtype)
-            except ValueError as error:
-                print(error)
-        """,
-        JAX_ENABLE_X64="0",
-    )
-    floating = "expected a floating-point type out of float16, bfloat16, float32; got float64"
+    import jax
+
     turn_on = "turn on jax_enable_x64 for types of 64 bits"
-    assert printed.splitlines() == [
-        "float16 bfloat16 float32 -7 1073741824",
-        f"{floating}: {turn_on}",
-        f"{floating}: {turn_on}",
-        f"expected values that int32 can hold; got wider int64: {turn_on}",
-    ]
+    floating = "expected a floating-point type out of float16, bfloat16, float32; got float64"
+    integers = "expected values that int32 can hold; got wider int64"
+    backend, wide = get_backend("jax"), ((np.ones(1), None), (np.ones(1, "float32"), "float64"), ([2**40], None))
+    with jax.enable_x64(False):
+        assert backend.dtypes == ("float16", "bfloat16", "float32")
+        assert backend.to_numpy(backend.from_numpy(np.asarray([-7, 2**30]))).tolist() == [-7, 2**30]
+        for (array, dtype), wrong in zip(wide, (floating, floating, integers), strict=True):
+            with pytest.raises(ValueError, match=f"{wrong}: {turn_on}"):
+                backend.from_numpy(np.asarray(array), dtype=dtype)
 
 
 @pytest.mark.needs("jax")

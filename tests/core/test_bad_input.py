@@ -59,3 +59,5 @@ def test_what_was_right_once_is_checked_again_with_another_value(put):
                 ac.scaled_dot_product_attention(q, k, v, **wrong)
             said.add(str(caught.value))
         assert len(said) == 1
+    with pytest.raises(ValueError, match="expected value"):
+        ac.scaled_dot_product_attention(q, k, v[..., :-1, :])

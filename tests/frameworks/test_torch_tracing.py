@@ -264,10 +264,13 @@ def test_an_exported_program_holds_no_address_of_a_file(torch, tmp_path):
 
     arrays = sized(2, 5, "torch")[:3]
     program = torch.export.export(module_of(torch, attend), arrays)
-    (text,) = {node.args[1] for node in program.graph.nodes if "attend" in str(node.target) and len(node.args) == 2}
+    (node,) = (node for node in program.graph.nodes if "attend" in str(node.target) and len(node.args) == 2)
+    text = node.args[1]
     assert "@blockwise" in text
     assert "@SlidingWindow" in text
     assert "attention_" not in text
+    with pytest.raises(ValueError, match="expected masks and score modifications of attention_core"):
+        node.target(list(arrays), text.replace("@SlidingWindow", "@os:system"))
     torch.export.save(program, tmp_path / "program.pt2")
     again = torch.export.load(tmp_path / "program.pt2").module()
     assert_same("torch", again(*arrays), attend(*arrays))

@@ -160,6 +160,7 @@ def test_structure_is_handed_to_the_kernel(name, jax, backend, rng, put, monkeyp
         found = kernels.DotProduct().attend(call)
     assert {key: handed[0].get(key) for key in expected} == expected
     assert ("key_value_seq_lengths" in handed[0]) == ("length" in name)
+    assert np.min(handed[0].get("key_value_seq_lengths", 1)) > 0  # cuDNN has no answer to a row without a key
     defined = ac.scaled_dot_product_attention(*plain, **make(NUMPY.from_numpy), implementation="dense")
     np.testing.assert_allclose(found.astype("float32"), defined.astype("float32"), rtol=0.02, atol=0.02)
     empty = (defined == 0).all(axis=-1)
@@ -185,6 +186,7 @@ def test_each_refusal_says_why(jax, backend, put, rng, monkeypatch):
         (arrays, {"score_mod": ac.scores.alibi(H)}, "has no score_mod"),
         (arrays, {"dropout": ac.Dropout(0.5, 3)}, "drops no weights"),
         (arrays, {"mask": ac.Causal(offset=1)}, "takes no mask of the kind rule"),
+        (arrays, {"mask": ac.Causal(offset=put(np.asarray(1)))}, "takes no mask of the kind rule"),
         (arrays, {"mask": ac.SlidingWindow(left=3)}, "takes no mask of the kind rule"),
         (
             arrays,

@@ -144,6 +144,18 @@ def test_eager_gradients_in_a_mesh_of_explicit_axes_are_those_outside(options):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_gradients_of_what_is_the_same_everywhere_under_shard_map(rng):
+    def attend(x, key):
+        return scaled_dot_product_attention(x, key, key, implementation="blockwise")
+
+    x, key = (jnp.asarray(rng.standard_normal((1, 2, 5, 4)), "float32") for _ in range(2))
+    specs = PartitionSpec("batch"), PartitionSpec()
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(AxisType.Auto,))
+    local = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=specs[0])
+    found, expected = (jax.vjp(each, x, key)[1](x) for each in (local, attend))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["linear", "layer_norm", "rms_norm", "grouped heads"])
 def test_eager_gradients_of_arrays_that_were_made_before_an_explicit_mesh(name, rng):
     """Such an array is in no mesh, and its gradient is not to be in another one than its results."""

@@ -244,11 +244,12 @@ def test_the_function_of_pytorch_may_be_replaced_by_one_that_calls_this(monkeypa
 @pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("mask", [None, ac.Causal(), ac.KeyLengths(20), ac.SlidingWindow(left=30, right=0)])
 @pytest.mark.parametrize("scale", [0.5, 1e-20])
-def test_a_score_that_fits_does_not_overflow_on_the_way(scale, mask, records):
+@pytest.mark.parametrize("size", [1.0, 2.0**-60], ids=["large queries", "large keys"])
+def test_a_score_that_fits_does_not_overflow_on_the_way(size, scale, mask, records):
     """Some products of its channels are beyond float32 before they are scaled."""
-    query = torch.tensor([2.5e19, 1.5e19, 1.5e19, 0.0]).expand(1, 1, 20, 4).clone().requires_grad_(records)
+    query = (size * torch.tensor([2.5e19, 1.5e19, 1.5e19, 0.0])).expand(1, 1, 20, 4).clone().requires_grad_(records)
     key, value = torch.zeros(1, 1, 20, 4), torch.arange(80.0).reshape(1, 1, 20, 4)
-    key[..., 0, :] = torch.tensor([-2e19, 2e19, 2e19, 0.0])
+    key[..., 0, :] = torch.tensor([-2e19, 2e19, 2e19, 0.0]) / size
     close(
         *([attention(query, key, value, mask=mask, scale=scale, **way)] for way in ({}, {"implementation": "dense"})),
         1e-5,

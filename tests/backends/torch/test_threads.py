@@ -99,9 +99,11 @@ class Counted(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 def test_what_counts_operations_sees_those_of_one_thread():
     with Counted():
         assert not THREADS.for_each(9, pytest.fail, None, 1)
+    torch.jit.trace(lambda x: x + THREADS.for_each(9, pytest.fail, None, 1), torch.ones(1), check_trace=False)
     assert THREADS.for_each(9, lambda *_: None, None, 1)
 
 
