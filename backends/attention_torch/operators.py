@@ -8,7 +8,6 @@ this process alone, so no exported program can hold it.
 from __future__ import annotations
 
 import ast
-import ctypes
 import functools
 import itertools
 import math
@@ -29,9 +28,8 @@ STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride
 BELOW_AUTOGRAD = torch._C._after_autograd_keyset
 NOT_OF_EXPORTED = "expected an exported program that is not differentiated; got one that is"
 PROCESS = uuid.uuid4().hex
-_NAMED = "@named"  # before the class and the fields of a named tuple inside of another, or what else makes a part
-PLAIN = (int, float, str, tuple, type, types.NoneType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor)
-_local: dict[str, Any] = {"builtins:tuple": tuple}  # what is not registered, by a name that holds in this process
+_NAMED = "@named"  # before the class and the fields of a named tuple inside of another
+_local: dict[str, Any] = {}  # what is not registered, by a name that holds in this process
 
 
 def encode(*parts: Any) -> str:
@@ -48,23 +46,12 @@ def _constant(part: Any) -> Any:
     if isinstance(part, float) and -math.inf < part < math.inf:  # torch.compile holds no ratio as a symbol
         numerator, denominator = part.as_integer_ratio()
         return numerator / denominator
-    if isinstance(part, types.MethodType):
-        part = functools.partial(part.__func__, part.__self__)
     if isinstance(part, functools.partial) and torch.compiler.is_compiling():
-        return _NAMED, _partial, *map(_constant, (part.func, part.args, (*part.keywords.items(),)))
+        named = {name: _constant(each) for name, each in part.keywords.items()}
+        return functools.partial(part.func, *map(_constant, part.args), **named)
     if isinstance(part, types.FunctionType) and _holds_values(part):
         id(part)  # by which torch.compile compares functions, not by their code
-    if not isinstance(part, PLAIN) and torch.compiler.is_compiling():
-        return _NAMED, _object_at, id(part)  # which its guards compare, and the function that is kept holds
     return part
-
-
-def _partial(function: Any, arguments: tuple[Any, ...], named: tuple[Any, ...]) -> Any:
-    return functools.partial(function, *arguments, **dict(named))
-
-
-def _object_at(address: int) -> Any:
-    return ctypes.cast(address, ctypes.py_object).value
 
 
 def _holds_values(function: Any) -> bool:
@@ -98,6 +85,8 @@ def _encode(part: Any) -> Any:
         return part
     if isinstance(part, str):
         return f"={part}"
+    if part is tuple:
+        return "@tuple"
     if isinstance(part, tuple) and not isinstance(part, Operation):
         if not hasattr(part, "_fields"):
             return [_encode(each) for each in part]
@@ -129,6 +118,8 @@ def _decode(part: Any) -> Any:
     mark, name = part[0], part[1:]
     if mark in "=~":
         return name if mark == "=" else float(name)
+    if name == "tuple":
+        return tuple
     thing = _local.get(name, registered(name))
     if thing is None:  # nothing is imported because some file asks for it
         raise ValueError(f"expected masks and score modifications of attention_core in an exported program; got {name}")
