@@ -38,9 +38,9 @@ class Bench:
         The batch, heads, length and head dimension, as in 4,12,512,64, or with KV heads and queries, as in
         4,12on4,1x512,64; repeatable.
     preset
-        A set of shapes and masks: training, prefill, decode or accelerator; repeatable.
+        A set of shapes and masks: training, prefill, decode, accelerator; repeatable.
     mask
-        A mask or a change of scores: full, causal, window, packed, padded, padded-causal, softcap, alibi, bias or
+        A mask or a change of scores: full, causal, window, packed, padded, padded-causal, softcap, alibi, bias,
         sinks; repeatable.
     direction
         The passes to time: forward, or fwd+bwd; repeatable. By default both.
@@ -189,10 +189,10 @@ class Convert:
         The file to write.
     from_
         The layout of the source: gguf, attention-core, torch, torch-encoder-layer, torch-decoder-layer,
-        equinox, keras, keras-grouped, flax, bert, bert-layer, bert-embeddings or causal-lm.
+        equinox, keras, keras-grouped, flax, bert, bert-layer, bert-embeddings, causal-lm.
     to
         The layout of the target: attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox,
-        keras, keras-grouped, flax, bert, bert-layer, bert-embeddings or causal-lm.
+        keras, keras-grouped, flax, bert, bert-layer, bert-embeddings, causal-lm.
     num_heads
         The number of query heads of the source.
     zero_attention
