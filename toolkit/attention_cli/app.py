@@ -178,8 +178,8 @@ class Convert:
     """Convert weights from the layout of one library to that of another, bit for bit.
 
     In the layout attention-core, the file has the settings. For any other layout, options give the settings that arrays
-    do not show. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the command
-    cannot be run as given.
+    do not show. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the
+    command cannot be run as given.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ class View:
     Parameters
     ----------
     files
-        A file of weights, or of query and key, as npz, npy or safetensors; a second file is compared.
+        Weights, or query and key, as npz, npy or safetensors; a second file is compared.
     output
         The HTML file to write. By default text is printed.
     tokens
@@ -328,9 +328,9 @@ class Digest(Ways):
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
     Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and with the samples
-    of a batch apart. --mode adds compiled calls, and --threads, which is repeatable, a process with so many threads. With
-    --chain or --against, a language model has a hash for each layer and token instead, and the command prints the first
-    that differs.
+    of a batch apart. --mode adds compiled calls, and --threads, which is repeatable, a process with so many threads.
+    With --chain or --against, a language model has a hash for each layer and token instead, and the command prints the
+    first that differs.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
