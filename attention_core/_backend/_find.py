@@ -351,7 +351,7 @@ def get_backend(name: str, /) -> Backend:
 def _load(name: str) -> Backend:
     if importlib.util.find_spec(name) is None:
         raise ImportError(
-            f"backend {name!r} needs its library: pip install 'attention-core[{name.replace('_', '-')}]'", name=name
+            f"backend {name!r} needs its library: install attention-core[{name.replace('_', '-')}]", name=name
         )
     return cast(Backend, entries()[name].load())
 

@@ -10,7 +10,7 @@ class Missing:
     """In the place of a library that is not installed."""
 
     def __init__(self, name: str, use: str) -> None:
-        self._error = missing(name, use, name)
+        self._error = missing(name, use, f"pip install {name}")
 
     def __getattr__(self, name: str) -> Any:
         """Raise."""
@@ -29,6 +29,6 @@ def optional(name: str, use: str) -> Any:
         return Missing(name, use)
 
 
-def missing(name: str | None, use: str, requirement: str) -> ModuleNotFoundError:
+def missing(name: str | None, use: str, advice: str) -> ModuleNotFoundError:
     """The error for a library that is needed and not installed."""
-    return ModuleNotFoundError(f"expected {name} for {use}; got none: pip install {requirement}", name=name)
+    return ModuleNotFoundError(f"expected {name} for {use}; got none: {advice}", name=name)

@@ -31,7 +31,7 @@ try:
     from safetensors import SafetensorError, deserialize
     from safetensors.numpy import save as serialized
 except ModuleNotFoundError as error:
-    raise missing(error.name, "files", "'attention-core[files]'") from error
+    raise missing(error.name, "files", "install attention-core[files]") from error
 
 __all__ = [
     "FileError",
@@ -474,7 +474,7 @@ def _tree(path: Path, structure: Any, arrays: dict[str, NDArray[Any]]) -> Any:
                 fields = ", ".join(made._fields)
                 raise FileError(f"expected {kind}({fields}) in {path}; got {', '.join(branches) or 'no fields'}")
             return made(*(_tree(path, branch, arrays) for branch in branches.values()))
-        hint = ", a language model: pip install attention-toolkit" if kind == "Decoder" else ""
+        hint = ", a language model: install attention-toolkit" if kind == "Decoder" else ""
         raise FileError(f"expected a tree out of list, tuple, dict, {', '.join(KINDS)} in {path}; got {kind}{hint}")
     raise FileError(f"expected a tree in the metadata of {path}; got {str(structure)[:60]}")
 

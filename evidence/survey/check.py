@@ -36,7 +36,7 @@ NARROW = ("mask", "grouped-heads", "shape-65x65-d64-causal", "scores-above-100",
 """Cases in 16 bits where a compiler takes most of the time."""
 
 CALLED = ("layout", "mask", "causal", "masks and causality at once", "scale by default",
-          "fewer key heads than query heads", "values as wide as keys alone", "dtypes", "gradients")  # fmt: skip
+          "query heads that share KV heads (GQA)", "values as wide as keys alone", "dtypes", "gradients")  # fmt: skip
 """The facts of a kernel that the survey keeps."""
 
 LONGEST = 540.0

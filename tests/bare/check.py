@@ -60,7 +60,7 @@ def main():
     if not is_there("attention_cli"):
         command = [sys.executable, "-m", "attention_core", "backends"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        told = "attention-core: the command needs the toolkit: pip install 'attention-toolkit[check]'\n"
+        told = "attention-core: the command needs the toolkit: install attention-toolkit[check]\n"
         assert (ended.returncode, ended.stderr) == (2, told)
     path = Path(tempfile.mkdtemp()) / "layer.safetensors"
     if LIBRARY in LAYERS:
@@ -70,7 +70,7 @@ def main():
         if is_there("safetensors"):
             return
         lacking = next(name for name in ("ml_dtypes", "numpy", "safetensors") if not is_there(name))
-        expected = f"expected {lacking} for files; got none: pip install 'attention-core[files]'"
+        expected = f"expected {lacking} for files; got none: install attention-core[files]"
         assert refusal(lambda: adapter.save(layer, str(path))) == expected
         assert refusal(lambda: adapter.load(str(path))) == expected
     if not is_there("numpy"):

@@ -70,7 +70,7 @@ def test_the_fault_is_told_in_words_and_conventions_are_accepted_by_name(target)
     assert "WRONG queries from 64 on see one key of the future (future-key-from-64)" in told
     assert "a fully masked row gives the average of all values (mean-of-masked-row) contract, line 4" in told
     assert found.stdout.splitlines()[-1] == "1 wrong, 1 differs by convention"
-    again = next(line for line in found.stdout.splitlines() if "the most telling again: " in line)
+    again = next(line for line in found.stdout.splitlines() if "runs it again: " in line)
     words = ["attention-core", "check", target, "--layout", "BHSD", "--case", "shape-128x128-d64-causal"]
     assert shlex.split(again.partition("again: ")[2]) == [*words, "--dtype", "float32", "--seed", "3"]
     accepted = ("--accept", "mean-of-masked-row", "--accept", "future-key-from-64")
@@ -277,7 +277,7 @@ def test_what_is_right_in_a_process_of_its_own_is_told_as_of_state(tmp_path):
     (tmp_path / "stale.py").write_text(STALE)
     cases = ("--case", "shape-31x31-plain", "--case", "shape-31x31-plain-high", "--dtype", "float32")
     found = in_this_process(f"{tmp_path / 'stale.py'}:stale", *cases, "--layout", "BHSD")
-    assert "what is kept of calls before, or their order, matters (state)" in " ".join(found.stdout.split())
+    assert "earlier calls leave something behind, or their order matters (state)" in " ".join(found.stdout.split())
 
 
 def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_path, monkeypatch):
@@ -363,7 +363,7 @@ def test_each_question_about_bits_is_a_line_with_its_answer(pair, tmp_path):
     assert "samples 0 alone: " in lines[1]
     assert "; first at (0, 0, 0, 0): " in lines[1]
     assert found.stdout.splitlines()[-1] == "0 wrong, 1 not bitwise equal, 1 right"
-    again = next(line for line in lines if "the most telling again: " in line)
+    again = next(line for line in lines if "runs it again: " in line)
     words = ["attention-core", "check", f"{pair}attention_", "--case", "bits-batch", "--dtype", "float32"]
     assert shlex.split(again.partition("again: ")[2]) == [*words, "--same-bits-as", f"{pair}powers_"]
     assert f"same_bits_as=load_target('{pair}powers_')" in found.stdout

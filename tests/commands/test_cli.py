@@ -210,8 +210,8 @@ def test_backends_are_listed_with_those_that_are_not_installed(monkeypatch):
     result = invoke("backends")
     assert result.exit_code == 0
     assert "bfloat16" in result.stdout
-    assert "not installed: pip install 'attention-core[torch]'" in result.stdout
-    told = "backend torch is not installed: pip install 'attention-core[torch]'"
+    assert "not installed: install attention-core[torch]" in result.stdout
+    told = "backend torch is not installed: install attention-core[torch]"
     assert told in refusal("conformance", "--backend", "torch")
 
 
@@ -225,7 +225,7 @@ def test_without_the_libraries_of_the_command_it_says_what_to_install(monkeypatc
         monkeypatch.setattr(sys, "argv", ["attention-core", "view" if extra == "view" else "digest"])
         with pytest.raises(SystemExit) as caught:
             program.run()
-        needs = f"the command needs {name}: pip install 'attention-toolkit[{extra}]'" if extra else "expected broken"
+        needs = f"the command needs {name}: install attention-toolkit[{extra}]" if extra else "expected broken"
         assert (caught.value.code, capsys.readouterr().err) == (2, f"attention-core: {needs}\n")
     monkeypatch.setattr(backends, "announced_backends", list)
     monkeypatch.setattr("attention_core._backend._find.entries", dict)

@@ -66,7 +66,7 @@ def test_cells_have_names_of_their_own_and_the_quick_ones_are_among_them(cells):
 def test_a_name_of_another_tree_is_not_measured(cells, monkeypatch, tmp_path):
     assert cells.find("Dropout").__module__.startswith("attention_core")
     monkeypatch.setenv("PACE_TREE", str(tmp_path))
-    with pytest.raises(LookupError, match="no Dropout"):
+    with pytest.raises(LookupError):
         cells.find("Dropout")
 
 

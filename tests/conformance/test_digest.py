@@ -160,7 +160,7 @@ def test_what_cannot_be_hashed_is_told_in_one_line(call, layer, tmp_path, monkey
         (call[0], "--softcap", -1): "expected softcap",
         (call[0], "--sha256", "12"): "expected --sha256 of 64 hex digits; got '12'",
         (call[0], "--threads", 2): "expected --jobs of 1 or more with --threads",
-        (call[0], "--backend", "torch"): "backend torch is not installed: pip install 'attention-core[torch]'",
+        (call[0], "--backend", "torch"): "backend torch is not installed: install attention-core[torch]",
         (call[0], "--mode", "slow"): "expected a mode out of eager; got 'slow'",
     }
     monkeypatch.setattr("attention_cli.backends.available_backends", lambda: ["numpy"])

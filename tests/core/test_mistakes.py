@@ -99,9 +99,30 @@ def structured(header):
     return safetensors.load_tree("file.safetensors")
 
 
+def language_model(config):
+    """Read the weights of a small one of Llama's with another config."""
+    sizes = {
+        "vocab_size": 5,
+        "hidden_size": 4,
+        "intermediate_size": 6,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    definition = layouts.decoder_from_config({"model_type": "llama", **sizes})
+    arrays = layouts.to_causal_lm(definition, definition.init(0, xp=np))
+    return layouts.from_causal_lm(arrays, config={"model_type": "llama", **sizes, **config})
+
+
 def words_of_toolkit():
     """The names for mistakes with files and with the viewer."""
     names = {"read": read, "archive": archive, "structured": structured, "feed_forward": layers.FeedForward(4, 9)}
+    long = {
+        "rope_type": "longrope",
+        "short_factor": [1.5],
+        "long_factor": [2.5],
+        "original_max_position_embeddings": 16,
+    }
+    names |= {"language_model": language_model, "long": long}
     names |= {"weights": np.full((2, 2), 0.5), "image": np.zeros((16, 24, 3))}
     viewer = importlib.import_module("attention_view")
     return names | {name: getattr(viewer, name) for name in ("Computed", "view", "view_mask")}

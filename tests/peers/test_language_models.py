@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from attention_core import layers
 from attention_core.backend import get_backend
 from attention_models import layouts
 from attention_models.gguf import load_gguf
@@ -161,33 +160,3 @@ def test_a_gguf_file_has_the_logits_of_transformers(name, values, wide, tmp_path
     assert set(written) == {name for name, _ in model.named_parameters()}
     for parameter_name, parameter in model.named_parameters():
         np.testing.assert_array_equal(written[parameter_name], parameter.detach().numpy(), err_msg=parameter_name)
-
-
-TINY = {"model_type": "llama", "vocab_size": 5, "hidden_size": 4, "intermediate_size": 6, "num_hidden_layers": 1,
-        "num_attention_heads": 2}  # fmt: skip
-OF = "transformers.AutoModelForCausalLM"
-LONG = {"rope_type": "longrope", "short_factor": [1.5], "long_factor": [2.5], "original_max_position_embeddings": 16}
-
-
-def test_what_is_no_such_model_is_refused():
-    d = layouts.decoder_from_config(TINY)
-    arrays = layouts.to_causal_lm(d, d.init(0, xp=np))
-    read = layouts.from_causal_lm
-    assert layers.named_arrays(read(arrays, config=TINY)[1])["layers.0.feed_forward.contract.weight"].shape == (6, 4)
-    cases = [
-        (arrays, TINY | {"rope_scaling": {"rope_type": "dynamic"}}, f"expected rotary positions of {OF} of a type out of default, linear, llama3, yarn, longrope; got 'dynamic'"),
-        (arrays, TINY | {"rope_scaling": {"rope_type": "linear"}}, f"expected factor of rotary positions of type linear of {OF}; got none"),
-        (arrays, TINY | {"rope_scaling": LONG}, f"expected rotary positions of {OF} that no length of a text changes; got a long_factor other than the short_factor"),
-        (arrays, TINY | {"rope_scaling": LONG | {"short_factor": [1, 2]}}, f"expected short_factor of {OF} as a list of 1; got 2"),
-        (arrays, TINY | {"rope_parameters": {"full_attention": {}}}, f"expected rotary positions of {OF} as one mapping; got dict"),
-        (arrays, TINY | {"model_type": "phi3", "hidden_size": 8, "partial_rotary_factor": 0.5, "rope_scaling": LONG | {"long_factor": [1.5], "attention_factor": 0.5}}, f"expected partial_rotary_factor 1 of {OF} besides an attention_factor, which multiplies whole heads here; got 0.5 and 0.5"),
-        (arrays, TINY | {"model_type": "gemma", "use_bidirectional_attention": True}, f"expected use_bidirectional_attention False of {OF}; got True"),
-        (arrays, TINY | {"model_type": "gemma2", "layer_types": ["chunked_attention"]}, f"expected layer_types of {OF} out of full_attention, sliding_attention; got 'chunked_attention'"),
-        (arrays, {"model_type": "llama"}, "expected num_attention_heads in the config of transformers.AutoModelForCausalLM; got model_type"),
-        (arrays, TINY | {"hidden_act": "mish"}, "expected an activation of transformers.AutoModelForCausalLM out of"),
-        (arrays, TINY | {"tie_word_embeddings": True}, "expected lm_head.weight equal to the tied embedding; got another (5, 4)"),
-    ]  # fmt: skip
-    for spoiled, config, message in cases:
-        with pytest.raises(layouts.LayoutError) as caught:
-            read(spoiled, config=config)
-        assert str(caught.value).startswith(message)

@@ -31,32 +31,33 @@ class Bench:
     Parameters
     ----------
     backend
-        A framework; repeatable. By default all.
+        A framework to time; repeatable. By default all that are installed.
     candidate
-        Candidates by name, * allowed; repeatable.
+        An implementation or a peer, by name, with * for any letters; repeatable. By default all.
     shape
-        Batch, heads, length, head dimension, as in 4,12,512,64, or with KV heads and queries: 4,12on4,1x512,64;
-        repeatable.
+        The batch, heads, length and head dimension, as in 4,12,512,64, or with KV heads and queries, as in
+        4,12on4,1x512,64; repeatable.
     preset
-        training, prefill, decode, accelerator: shapes and masks; repeatable.
+        A set of shapes and masks: training, prefill, decode, accelerator; repeatable.
     mask
-        full, causal, window, packed, padded, padded-causal, softcap, alibi, bias, sinks; repeatable.
+        A mask or a change of scores: full, causal, window, packed, padded, padded-causal, softcap, alibi, bias,
+        sinks; repeatable.
     direction
-        forward, or fwd+bwd; repeatable. By default each of them.
+        The passes to time: forward, or fwd+bwd; repeatable. By default both.
     dtype
-        A floating-point type.
+        The floating-point type of all arrays.
     device
-        cpu, or the beginning of device names, such as cuda.
+        The device: cpu, or the beginning of a name, such as cuda.
     rounds
-        Rounds of samples. By default 5 to 30.
+        The number of samples of each candidate. By default 5 to 30, as --seconds allows.
     seconds
-        Time for the samples of a candidate, by default.
+        The time for the samples of a candidate, where --rounds is not given.
     max_seconds
         Skip calls that would take more than these seconds.
     memory
-        Measure peak memory as well, each candidate in a process.
+        Measure peak memory as well, each candidate in a process of its own.
     verbose
-        A table for every single problem, too.
+        Print a table for every problem, too.
     """
 
     backend: Many = None
@@ -83,11 +84,11 @@ class Ways:
     Parameters
     ----------
     backend
-        A backend; repeatable. By default all that are installed.
+        A backend to run; repeatable. By default all that are installed.
     device
-        A device, or its kind, as cuda; repeatable. By default all.
+        A device to run on, or its kind, such as cuda; repeatable. By default all.
     mode
-        A mode, such as eager or jit; repeatable. By default all; of digest eager.
+        A mode to run in, such as eager or jit; repeatable. By default all.
     """
 
     backend: Many = None
@@ -110,23 +111,23 @@ class Apart:
 class Check(Options, Apart):
     """Check any attention, as users call it; `conformance` checks this project's own, in all its backends and modes.
 
-    The signature and small calls tell what the target expects, and that is printed. Options say it where it is found
-    wrong. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is
-    2 if the command cannot be run as given, and 3 if a case crashed or took too long. It is 4 if nothing else is wrong,
+    The signature and small calls tell what the target expects, and that is printed. If it is wrong, an option corrects
+    it. The exit status is 0 if all is right or accepted, and 1 if something is wrong or of another convention. It is 2
+    if the command cannot be run as given, and 3 if a case crashed or took too long. It is 4 if nothing else is wrong,
     and a parameter of the target is unknown.
 
     Parameters
     ----------
     target
-        module:callable, file.py:callable, or a preset such as torch.sdpa.
+        The attention: module:callable, file.py:callable, or a preset such as torch.sdpa.
     timeout
-        Seconds for each case.
+        The seconds that a case may take.
     write_expected
-        Write what is wrong to such a file.
+        Write the failures to this file, which --expected reads.
     untrusted
-        For generated kernels: compared in another process.
+        Compare results in another process, as generated kernels may cheat.
     strict
-        Status 1, too, where little was checked.
+        End with status 1 also if few cases were computed.
     """
 
     target: Annotated[str, typer.Argument()]
@@ -150,17 +151,17 @@ class Compare(Apart):
     Parameters
     ----------
     first
-        A model: what the other is compared with.
+        The model that the other is compared with.
     second
-        Another model.
+        The other model.
     input
-        token_ids or x, key_mask, mask, as safetensors, npz or npy. By default they are drawn.
+        A file of token_ids or x, key_mask and mask, as safetensors, npz or npy. By default they are drawn.
     bound
-        In ulps of the largest number of a position, besides what rounding explains.
+        The difference that is allowed besides that of rounding, in ulps of the largest number of a position.
     timeout
-        Seconds for each step, such as a run of a model.
+        The seconds that a step may take, such as a run of a model.
     verbose
-        All places, not the first that differ.
+        Print all places, instead of those around the first that differs.
     """
 
     first: Annotated[str, typer.Argument()]
@@ -176,42 +177,42 @@ class Compare(Apart):
 class Convert:
     """Convert weights from the layout of one library to that of another, bit for bit.
 
-    In the layout attention-core the settings are in the file. Of any other layout, the options say what arrays do not
-    tell. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the command
-    cannot be run as given.
+    In the layout attention-core, the file has the settings. For any other layout, options give the settings that arrays
+    do not show. The exit status is 0 if the target was written, 1 if the weights cannot be converted, and 2 if the
+    command cannot be run as given.
 
     Parameters
     ----------
     source
-        A file of safetensors; of causal-lm, a folder; of gguf, its file.
+        A file of safetensors; for causal-lm, a folder; for gguf, a GGUF file.
     target
-        The file to be written.
+        The file to write.
     from_
-        The layout of the source, gguf or out of attention-core, torch, torch-encoder-layer, torch-decoder-layer,
+        The layout of the source: gguf, attention-core, torch, torch-encoder-layer, torch-decoder-layer,
         equinox, keras, keras-grouped, flax, bert, bert-layer, bert-embeddings, causal-lm.
     to
-        The layout of the target, out of attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox,
+        The layout of the target: attention-core, torch, torch-encoder-layer, torch-decoder-layer, equinox,
         keras, keras-grouped, flax, bert, bert-layer, bert-embeddings, causal-lm.
     num_heads
         The number of query heads of the source.
     zero_attention
-        add_zero_attn of the source.
+        The source was made with add_zero_attn=True.
     norm_first
-        norm_first of the source.
+        The source was made with norm_first=True.
     epsilon
-        The epsilon of normalizations of the source.
+        The epsilon of the source's normalizations.
     activation
-        relu or gelu: the activation of the source.
+        The activation of the source: relu or gelu.
     dropout
-        The rate of dropout of the source.
+        The dropout rate of the source.
     padding_idx
-        Of positions of RoBERTa; -1 for those of BERT.
+        The padding_idx of RoBERTa's position embeddings; -1 for those of BERT.
     prefix
-        What the names of the arrays of the source begin with.
+        The prefix of the source's array names that is removed.
     drop
-        Leave out arrays whose names, less the prefix, begin so; repeatable.
+        Leave out arrays whose names begin with this after the prefix; repeatable.
     force
-        Replace the target if it is there.
+        Replace the target if it exists.
     """
 
     source: Annotated[Path, typer.Argument()]
@@ -233,38 +234,38 @@ class Convert:
 @command("Continue a text by a language model.", "attention_cli.generate:generate")
 @dataclass(frozen=True)
 class Generate:
-    """Continue texts by a language model, on one backend. A folder of --model has a tokenizer.json.
+    """Continue texts by a language model, on one backend. The folder of --model has a tokenizer.json.
 
-    The text of one prompt is printed as it comes; then the speed, and for each prompt the SHA-256 of all its logits. In
-    reproducible arithmetic the hash is that of every backend, mode and batch. The exit status is 0 if the text is
+    The command prints the text of one prompt as it comes, the speed, and the SHA-256 of all logits of each prompt. In
+    reproducible arithmetic, all backends, modes and batches have the same hash. The exit status is 0 if the text is
     complete, and 2 if the command cannot be run as given.
 
     Parameters
     ----------
     prompts
-        Texts to be continued, as one batch.
+        The texts to continue, as one batch.
     backend
-        The backend, by default numpy.
+        The backend to run. By default numpy.
     mode
-        How a step is run, such as eager, jit, graph or compiled.
+        The mode of each step, such as eager, jit, graph or compiled.
     arithmetic
-        fast or reproducible.
+        The arithmetic: fast or reproducible.
     max_new_tokens
-        At most so many tokens are made.
+        The most tokens that are added to a text.
     cache_dtype
-        Of the cache, such as bfloat16; by default that of the weights.
+        The dtype of the KV cache, such as bfloat16. By default that of the weights.
     tokenizer
-        A tokenizer.json, in the place of that of the model.
+        A tokenizer.json to use instead of the model's.
     chat
-        Ask in the format of ChatML, as instructed models do.
+        Write each prompt in ChatML, the format of instructed models.
     temperature
-        0 takes the most probable token.
+        The temperature of sampling; 0 takes the most probable token.
     top_k
-        Draw among so many tokens.
+        Sample from this number of the most probable tokens.
     top_p
-        Draw among tokens of so much probability, in (0, 1].
+        Sample from the most probable tokens that together have this probability, in (0, 1].
     seed
-        Of what is drawn.
+        The seed of sampling.
     """
 
     prompts: Annotated[list[str], typer.Argument()]
@@ -285,7 +286,7 @@ class Generate:
 @command("Look at weights.", "attention_cli.view:view")
 @dataclass(frozen=True)
 class View:
-    """Look at weights: as one HTML file without network, or as text.
+    """Show weights as one HTML file, which needs no network, or as text.
 
     The exit status is 0 if the view was made, and 2 if the command cannot be run as given.
 
@@ -294,19 +295,19 @@ class View:
     files
         Weights, or query and key, as npz, npy or safetensors; a second file is compared.
     output
-        An HTML file. By default text is printed.
+        The HTML file to write. By default text is printed.
     tokens
-        Tokens: a list in JSON, or one in each line.
+        A file of the tokens: a list in JSON, or one token in each line.
     image
-        What queries and keys are patches of: PNG or JPEG.
+        The image whose patches are the queries and keys, as PNG or JPEG.
     class_tokens
-        Class or register tokens before the patches.
+        The number of class or register tokens before the patches.
     query
-        The query that is looked at first: its number, or R,C on the image; repeatable.
+        The query to show first: its number, or R,C on the image; repeatable.
     head
-        A head; repeatable. By default all.
+        A head to show; repeatable. By default all.
     sample
-        Of the batch.
+        The number of the sample in the batch.
     """
 
     files: Annotated[list[Path], typer.Argument()]
@@ -327,9 +328,9 @@ class Digest(Ways):
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
     Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and with the samples
-    of a batch apart. --mode asks for compiled calls, and --threads, which is repeatable, for a process with so many
-    threads. With --chain or --against, a language model has a hash for each layer and token instead, and the first that
-    differs is told.
+    of a batch apart. --mode adds compiled calls, and --threads, which is repeatable, a process with so many threads.
+    With --chain or --against, a language model has a hash for each layer and token instead, and the command prints the
+    first that differs.
 
     The exit status is 0 if all bits are the same (and as expected), 1 if not, and 2 if the command cannot be run as
     given.
@@ -337,19 +338,21 @@ class Digest(Ways):
     Parameters
     ----------
     files
-        Inputs as safetensors, and at most one saved layer; a model with --chain.
+        Inputs as safetensors, and at most one saved layer; a language model with --chain or --against.
+    mode
+        A mode to run in, such as eager or jit; repeatable. By default eager.
     scale
         The scale of a call without a layer.
     softcap
         The softcap of a call without a layer.
     sha256
-        The hash that is expected, of 64 hex digits.
+        The expected hash, of 64 hex digits.
     chain
-        Of a language model: write a hash for each layer and token to this file.
+        Write a hash for each layer and token of a language model to this file.
     against
-        Compare them with such a file of another machine: where do the two part?
+        Compare the hashes of layers and tokens with this file, which --chain wrote on another machine.
     arithmetic
-        Of the hashes for each layer and token: reproducible or fast.
+        The arithmetic of the hashes of layers and tokens: reproducible or fast.
     """
 
     files: Annotated[list[Path], typer.Argument()]
@@ -379,19 +382,19 @@ class Conformance(Ways):
     Parameters
     ----------
     dtype
-        A floating-point type; repeatable. By default all.
+        A floating-point type to run; repeatable. By default all.
     implementation
-        dense, blockwise or fused; repeatable. By default all three, less where compiled.
+        The implementation: dense, blockwise or fused; repeatable. By default all three, and fewer where compiled.
     case
-        Cases by name, * and ? allowed; repeatable. By default all.
+        A case by name, in which * and ? match any letters; repeatable. By default all.
     list_
-        List the cases and what they show, and run none.
+        List the cases with a sentence each, and run none.
     quick
-        Run eager calls in float32 alone, or one eager call where bits are compared.
+        Run only eager calls in float32; with --identical, only one eager call of each case.
     identical
-        Compare bits instead, in reproducible arithmetic, with published ones.
+        Compare the bits of reproducible arithmetic with published hashes.
     long
-        Run a language model in all modes, and compare the bits of 8 prompts.
+        Run the language model in all modes, and compare the bits of 8 prompts.
     """
 
     dtype: Many = None

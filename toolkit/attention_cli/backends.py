@@ -39,4 +39,4 @@ def chosen_backends(names: Many) -> list[str]:
 
 
 def _install(name: str) -> str:
-    return f"pip install 'attention-core[{name.replace('_', '-')}]'"
+    return f"install attention-core[{name.replace('_', '-')}]"

@@ -58,7 +58,7 @@ def run() -> None:
         importlib.import_module("attention_cli.app").app()
     except ImportError as error:
         extra = next((word for word in (error.name, *sys.argv[1:2]) if word in ("gguf", "bench", "view")), "check")
-        lacks = f"the command needs {error.name}: pip install 'attention-toolkit[{extra}]'"
+        lacks = f"the command needs {error.name}: install attention-toolkit[{extra}]"
         told = lacks if isinstance(error, ModuleNotFoundError) else str(error)
         print(f"attention-core: {told}", file=sys.stderr)
         sys.exit(2)

@@ -41,15 +41,15 @@ class Shared:
     Parameters
     ----------
     causal
-        is_causal of the call.
+        Set is_causal=True in the call.
     jobs
-        Processes at a time; 0: all in this one, which a crash then ends.
+        The number of processes at a time; 0 runs all in this process, which a crash then ends.
     json
         Write the environment and all results to this file.
     model
-        A folder of transformers, or a GGUF file.
+        The model: a folder of transformers, or a GGUF file.
     threads
-        Threads of each library.
+        The number of threads of each library.
     """
 
 

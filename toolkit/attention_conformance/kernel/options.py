@@ -18,39 +18,39 @@ class Options:
     Parameters
     ----------
     backend
-        The library of its arrays: numpy, torch, jax, tensorflow.
+        The library of the target's arrays: numpy, torch, jax or tensorflow.
     device
-        A device of that library, or its kind, as cuda.
+        A device of that library, or its kind, such as cuda.
     layout
-        BHSD, BSHD, SBHD, HSD, SHD or SD.
+        The axes of query, key and value: BHSD, BSHD, SBHD, HSD, SHD or SD.
     mask_kind
-        keep, drop (True hides), integer (1 or 0), additive or none.
+        The kind of mask: keep (True attends), drop (True hides), integer (1 or 0), additive or none.
     causal_alignment
-        Where causality counts from: top-left, bottom-right, none, or always.
+        The alignment of the causal mask: top-left, bottom-right, none, or always.
     default_scale
-        The scale that no call states: sqrt (1/√D) or one.
+        The scale of a call without one: sqrt (1/√D) or one.
     grouped
-        Whether query heads may share KV heads (GQA).
+        The query heads may share KV heads (GQA).
     batch_invariant
         The kernel promises bitwise equal results in any batch.
     backward
         The backward function of a kernel without autograd.
     dtype
-        A floating-point type; repeatable. By default two of those it takes, and a few cases in a third.
+        A floating-point type to run; repeatable. By default two that the target takes, and a few cases in a third.
     profile
-        exact or tf32; by default kernel, for weights in half precision.
+        The bounds of errors: exact, tf32, or kernel, which allows weights in half precision.
     same_bits_as
-        Another target, or the same: are different calls bitwise equal? In place of the cases.
+        Compare the bits of different calls with this target, or with the same, instead of running the cases.
     case
-        Cases by name, * and ? allowed; repeatable. By default all but large-*, of up to 28 GiB.
+        A case by name, in which * and ? match any letters; repeatable. By default all but large-*, of up to 28 GiB.
     accept
-        A convention, fault or case that passes, by name; repeatable.
+        The name of a convention, fault or case that passes; repeatable.
     seed
-        The seed of all inputs, by default 0; each draws other shapes.
+        The seed of inputs and of random shapes. By default 0.
     expected
-        A file of known failures, or shipped: that of the preset.
+        A file of known failures; the word shipped takes that of the preset.
     keyword
-        What a keyword is, as mask=NAME or causal=NAME; repeatable.
+        The name of a keyword of the target, as mask=NAME or causal=NAME; repeatable.
     """
 
     backend: str | None = None

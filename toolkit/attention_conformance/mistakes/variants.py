@@ -302,7 +302,7 @@ ATTENDED = cause("attended-nonfinite")
 SINGLE = cause("float64-in-float32")
 """No single answer: an error that float32 explains."""
 
-TF32 = Variant("tf32", 8, "float32 is as inaccurate as products of 11 bits make it, which --profile tf32 allows")
+TF32 = cause("tf32")
 """No single answer: an error that the rounding of operands on an accelerator explains."""
 
 HIDDEN = cause("nan-of-hidden-block")

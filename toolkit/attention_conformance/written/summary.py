@@ -43,8 +43,8 @@ HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options"
           "positional")  # fmt: skip
 
 NAMES = {
-    "causal_name": "keyword of causality",
-    "full_mask": "masks of the whole shape alone",
+    "causal_name": "keyword of the causal mask",
+    "full_mask": "only masks of the whole shape",
     "mask_with_causal": "masks and causality at once",
     "default_scale": "scale by default",
     "grouped": "query heads that share KV heads (GQA)",
@@ -170,7 +170,7 @@ def power(results: Sequence[Finding], profile: str) -> list[str]:
     ]
     missed = [name for name in names if name not in rejected]
     if missed:
-        lines.append(f"Not ruled out, as no case that is right tells them apart: {', '.join(missed)}.")
+        lines.append(f"No case that is right rules these out: {', '.join(missed)}.")
     return lines
 
 

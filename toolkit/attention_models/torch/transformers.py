@@ -105,8 +105,7 @@ def _transformers() -> Any:
     try:
         package = importlib.import_module("transformers")
     except ModuleNotFoundError as error:
-        advice = 'pip install "attention-toolkit[hf]" installs it'
-        raise ImportError(f"expected transformers >= {least}; got none: {advice}") from error
+        raise ImportError(f"expected transformers >= {least}; got none: install attention-toolkit[hf]") from error
     if tuple(map(int, package.__version__.split(".")[:2])) < LEAST_VERSION:
         raise ImportError(f"expected transformers >= {least}; got {package.__version__}")
     return package
