@@ -230,7 +230,7 @@ def reproducers(session):
 @nox.session(default=False)
 @nox.parametrize("group", SURVEYED, ids=SURVEYED)
 def survey(session, group):
-    """Check popular attentions on a CPU, run a script for each red cell, and write docs/survey.json and its page.
+    """Check popular attentions on a CPU, run a script for each red cell, and write the survey under docs/evidence.
 
     What is done stays in .nox/surveyed, from where an interrupted survey goes on; `-- NAME` does one row again.
     Tinygrad needs a `clang` on the path.
@@ -239,7 +239,7 @@ def survey(session, group):
     folder = str(ROOT / ".nox" / "surveyed")
     environment = QUIET | ONE_THREAD | COMPILED_ONCE | {"PYTHONPATH": "evidence"}
     session.run("python", "-m", "survey", group, folder, *session.posargs, env=environment)
-    session.run("python", "-m", "survey.page", folder, "docs", env=environment)
+    session.run("python", "-m", "survey.page", folder, "docs/evidence", env=environment)
 
 
 @nox.session(default=False)

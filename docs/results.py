@@ -1,4 +1,4 @@
-"""Make the table of docs/conformance.md from a report that ``attention-core conformance --json FILE`` wrote."""
+"""Make the table of docs/evidence/conformance.md from what ``attention-core conformance --json FILE`` wrote."""
 
 import json
 import sys

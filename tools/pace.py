@@ -5,7 +5,7 @@ turns: base, new, the library's own; then new, base, its own; and so on. It prin
 the cells that take more than 1.1 of the time of BASE or of the library. It is a benchmark: nothing fails by it.
 
 ``--programs`` compares compiled programs with eager calls instead: time, peak memory, graphs and operations.
-``--json docs/measurements/pace.json --page`` measures all cells, and writes the tables of `docs/benchmark.md`.
+``--json docs/measurements/pace.json --page`` measures all cells, and writes the tables of `docs/evidence/benchmark.md`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from pace_cells import CELLS, COMPILED, EVERY, FRAMEWORKS, OPEN, OPTIONS, PROBLE
 from pace_libraries import LIBRARIES
 
 ROOT = Path(__file__).parents[1]
-PAGE, KEPT = ROOT / "docs" / "benchmark.md", ROOT / "docs" / "measurements" / "pace.json"
+PAGE, KEPT = ROOT / "docs" / "evidence" / "benchmark.md", ROOT / "docs" / "measurements" / "pace.json"
 SIDES = ("base", "new", "peer")
 Answers = dict[str, list[dict[str, Any]]]  # of each side, one of each turn
 LIMIT = 1.1  # of a ratio that is listed

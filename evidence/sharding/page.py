@@ -1,4 +1,4 @@
-"""Write docs/sharding-numbers.md from docs/measurements/sharding.json: ``python evidence/sharding/page.py``.
+"""Write docs/evidence/sharding-numbers.md from docs/measurements/sharding.json: ``python evidence/sharding/page.py``.
 
 The measurements are what ``processes.py`` and ``rings.py`` print.
 """
@@ -19,4 +19,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    (DOCS / "sharding-numbers.md").write_text(page(), encoding="utf-8")
+    (DOCS / "evidence" / "sharding-numbers.md").write_text(page(), encoding="utf-8")

@@ -118,7 +118,7 @@ def _plain(text: str) -> str:
 
 
 def main(folder: Path, docs: Path) -> None:
-    """Write ``survey.json`` and ``survey.md`` into the folder of the documentation."""
+    """Write ``survey.json`` and ``survey.md`` into a folder of the documentation."""
     path = docs / "survey.json"
     rows = joined(folder, json.loads(path.read_text(encoding="utf-8")) if path.exists() else ())
     path.write_text(written(rows), encoding="utf-8")

@@ -109,6 +109,6 @@ def test_the_session_installs_what_a_cpu_can_run():
 
 
 def test_the_page_is_made_of_the_data():
-    page = (ROOT / "docs/named-cases.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/named-cases.md").read_text(encoding="utf-8")
     assert reproducers.renewed(page) == page
     assert all(f"| `{case.name}`: " in page for case in CASES)

@@ -18,12 +18,12 @@ from survey.check import RED, shown
 from survey.page import page, written
 from survey.rows import PROPERTIES, ROWS, Row, findings_of, property_of, read_remarks, remark_of
 
-DOCS = Path(__file__).parents[2] / "docs"
+PAGES = Path(__file__).parents[2] / "docs" / "evidence"
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return json.loads((DOCS / "survey.json").read_text(encoding="utf-8"))
+    return json.loads((PAGES / "survey.json").read_text(encoding="utf-8"))
 
 
 def test_every_case_has_a_column_and_every_row_a_preset():
@@ -34,9 +34,9 @@ def test_every_case_has_a_column_and_every_row_a_preset():
 
 
 def test_the_pages_are_those_of_the_json(rows):
-    assert (DOCS / "sharding-numbers.md").read_text(encoding="utf-8") == page_of_sharding()
-    assert (DOCS / "survey.md").read_text(encoding="utf-8") == page(rows)
-    assert (DOCS / "survey.json").read_text(encoding="utf-8") == written(rows)
+    assert (PAGES / "sharding-numbers.md").read_text(encoding="utf-8") == page_of_sharding()
+    assert (PAGES / "survey.md").read_text(encoding="utf-8") == page(rows)
+    assert (PAGES / "survey.json").read_text(encoding="utf-8") == written(rows)
 
 
 def test_the_json_has_thirty_rows_whose_red_cells_were_seen_twice(rows):
