@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,18 +18,11 @@ def _contiguous(array: NumpyArray) -> tuple[NumpyArray, View]:
     return np.array(array, order="C"), lambda x, xp: x  # of a number, one without axes
 
 
-def _permuted(array: NumpyArray) -> tuple[NumpyArray, View]:
-    """Heads and positions in the other order."""
-    if array.ndim < 3:
+def _exchanged(array: NumpyArray, axis: int) -> tuple[NumpyArray, View]:
+    """An axis and the one behind it in the other order: heads and positions, or positions and channels."""
+    if array.ndim < -axis:
         return _contiguous(array)
-    order = (*range(array.ndim - 3), array.ndim - 2, array.ndim - 3, array.ndim - 1)
-    return np.ascontiguousarray(array.transpose(order)), lambda x, xp: xp.permute_dims(x, order)
-
-
-def _transposed(array: NumpyArray) -> tuple[NumpyArray, View]:
-    """The last two axes in the other order, so that the last one has a stride."""
-    order = (*range(array.ndim - 2), array.ndim - 1, array.ndim - 2)
-    return np.ascontiguousarray(array.transpose(order)), lambda x, xp: xp.permute_dims(x, order)
+    return np.ascontiguousarray(np.moveaxis(array, axis, axis + 1)), lambda x, xp: xp.moveaxis(x, axis, axis + 1)
 
 
 def _within(array: NumpyArray, shape: tuple[int, ...], *index: Any) -> tuple[NumpyArray, View]:
@@ -60,16 +54,10 @@ def _offset(array: NumpyArray) -> tuple[NumpyArray, View]:
     return storage, lambda x, xp: xp.reshape(view(x, xp), array.shape)
 
 
-def _expanded(array: NumpyArray) -> tuple[NumpyArray, View]:
-    """The first axis with a stride of 0; its elements have to be equal."""
+def _expanded(array: NumpyArray, axis: int) -> tuple[NumpyArray, View]:
+    """An axis with a stride of 0, as of samples that are expanded, or heads that share one; its elements are equal."""
     shape = array.shape
-    return np.ascontiguousarray(array[:1]), lambda x, xp: xp.broadcast_to(x, shape)
-
-
-def _expanded_heads(array: NumpyArray) -> tuple[NumpyArray, View]:
-    """The second axis with a stride of 0, as one head that others share is expanded."""
-    shape = array.shape
-    return np.ascontiguousarray(array[:, :1]), lambda x, xp: xp.broadcast_to(x, shape)
+    return np.ascontiguousarray(array.take([0], axis)), lambda x, xp: xp.broadcast_to(x, shape)
 
 
 def _far(array: NumpyArray) -> tuple[NumpyArray, View]:
@@ -92,14 +80,14 @@ def _interleaved(array: NumpyArray) -> tuple[NumpyArray, View]:
 
 MEMORY: dict[str, Callable[[NumpyArray], tuple[NumpyArray, View]]] = {
     "contiguous": _contiguous,
-    "permuted": _permuted,
-    "transposed": _transposed,
+    "permuted": functools.partial(_exchanged, axis=-3),
+    "transposed": functools.partial(_exchanged, axis=-2),
     "strided": _every_second,
     "padded": _padded,
     "part": _part,
     "offset": _offset,
-    "expanded": _expanded,
-    "shared": _expanded_heads,
+    "expanded": functools.partial(_expanded, axis=0),
+    "shared": functools.partial(_expanded, axis=1),
     "interleaved": _interleaved,
     "far": _far,
 }

@@ -119,6 +119,15 @@ def refusal(error: Exception) -> str:
     return ""
 
 
+LEAST = {
+    ("fused", "float16"): 2.0,
+    ("fused", "bfloat16"): 2.0,
+    ("fused", "float32"): 12.0,
+    ("blockwise", "float32"): 8.0,
+}
+"""The units that an implementation may always be off by."""
+
+
 def bound_of(implementation: str, bound: Bound, dtype: str, kappa: float) -> float:
     r"""Bound the error of a case in an implementation, which may need more than the definition.
 
@@ -131,13 +140,6 @@ def bound_of(implementation: str, bound: Bound, dtype: str, kappa: float) -> flo
     * Blocks in float64 where scores are exact: :math:`\kappa / 4` units more, of which 0.8 were seen. Exponents of
       powers of 2 are rounded, as far as a weight is left (:math:`e^{-745}`).
     """
-    stated = bound(dtype, kappa)
-    if implementation == "fused" and dtype in ("float16", "bfloat16"):
-        return max(2.0, stated)
-    if implementation == "fused" and dtype == "float32":
-        return max(12.0, stated)
-    if implementation == "blockwise" and dtype == "float32":
-        return max(8.0, stated)
-    if implementation == "blockwise" and dtype == "float64" and bound is exact_scores:
-        return stated + min(kappa, 745.0) / 4
-    return stated
+    stated = max(bound(dtype, kappa), LEAST.get((implementation, dtype), 0.0))
+    is_exact = implementation == "blockwise" and dtype == "float64" and bound is exact_scores
+    return stated + (min(kappa, 745.0) / 4 if is_exact else 0.0)
