@@ -276,25 +276,21 @@ def _recorded(question: Question, problem: Problem) -> Arrays:
     return to_numpy(backend.compile(passed, mode="jit" if backend.name == "jax" else "eager")(arrays), backend)
 
 
-@contextlib.contextmanager
-def _threads(backend: Backend, count: int) -> Iterator[None]:
+def _threads(backend: Backend, count: int) -> contextlib.AbstractContextManager[Any]:
     """Let a library compute with so many threads, where it can be told while it runs."""
+    stack = contextlib.ExitStack()
     if not count:
-        yield
-    elif backend.name == "torch":
+        return stack
+    if backend.name == "torch":
         torch = importlib.import_module("torch")
-        before = torch.get_num_threads()
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-    elif backend.name == "numpy":
-        try:
-            limits = importlib.import_module("threadpoolctl").threadpool_limits
-        except ImportError:
-            raise NotOffered("threads without threadpoolctl") from None
-        with limits(count):
-            yield
-    else:
+        return stack
+    if backend.name != "numpy":
         raise NotOffered("threads that can be set")
+    try:
+        limits = importlib.import_module("threadpoolctl").threadpool_limits(count)
+    except ImportError:
+        raise NotOffered("threads without threadpoolctl") from None
+    stack.enter_context(limits)
+    return stack

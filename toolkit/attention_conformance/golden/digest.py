@@ -199,7 +199,7 @@ def _layer_case(definition: Any, parameters: Any, state: Any, inputs: Trees) -> 
     shows, definition = str(definition), definition.with_settings(**exact)
     trees = {**inputs, "parameters": parameters, "state": state}
     axes = LAYER | (dict.fromkeys(CHANNELS, 4) if isinstance(definition, SaganAttention) else CHANNELS)
-    floats = (leaf.dtype.name for leaf in arrays_of((parameters, inputs)) if is_floating(leaf.dtype))
+    floats = (leaf.dtype.name for leaf in arrays_of({"parameters": parameters, **inputs}) if is_floating(leaf.dtype))
     function = functools.partial(_layer, definition, positional, "state" in taken)
     return _case(shows, trees, function, dtype=next(floats, "float32"), axes=axes, inputs=inputs)
 

@@ -36,6 +36,7 @@ from attention_conformance.own.source import Trees
 from attention_conformance.problem import NumpyArray
 from attention_conformance.processes import Order
 from attention_core.backend import Backend, get_backend
+from attention_core.layers import named_arrays
 from attention_files.writing import write_file
 from attention_numpy.trees import map_arrays
 
@@ -244,12 +245,12 @@ def computed_of(case: Identical, backend: Backend, device: str, mode: str, trees
     """The same of given inputs."""
     trees = backend.from_numpy(trees, device=device) | (case.held(backend, device) if case.held else {})
     if not case.variables:
-        return tuple(_leaves("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees))))
+        return _named("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees)))
     variables = {name: trees.pop(name) for name in case.variables}
     called = backend.compile(_gradients(case, backend), mode=mode)
     found = backend.to_numpy(called(tuple(variables.values()), trees))
     return tuple(
-        leaf for name, tree in zip(case.variables, found, strict=True) for leaf in _leaves(f"gradient.{name}", tree)
+        each for name, tree in zip(case.variables, found, strict=True) for each in _named(f"gradient.{name}", tree)
     )
 
 
@@ -273,18 +274,13 @@ def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], 
     return gradients
 
 
-def arrays_of(tree: Any) -> Iterator[NumpyArray]:
-    """The arrays of a tree, in order."""
-    return (array for _, array in _leaves("", tree))
+def arrays_of(trees: Mapping[str, Any]) -> Iterator[NumpyArray]:
+    """The arrays of trees by name, in order."""
+    return (array for tree in trees.values() for array in named_arrays(tree).values())
 
 
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, NumpyArray]]:
-    if isinstance(tree, (Mapping, tuple, list)):
-        fields = tree if isinstance(tree, Mapping) else getattr(tree, "_fields", range(len(tree)))
-        for field, branch in zip(fields, tree.values() if isinstance(tree, Mapping) else tree, strict=True):
-            yield from _leaves(f"{name}.{field}".lstrip("."), branch)
-    elif tree is not None:
-        yield name or "result", np.asarray(tree)
+def _named(name: str, tree: Any) -> Named:
+    return tuple((each or "result", np.asarray(array)) for each, array in named_arrays(tree, name).items())
 
 
 def verdicts(
