@@ -61,9 +61,9 @@ def digest(options: Digest, /) -> None:
     if options.json:
         words = ["digest", *(f"./{path}" if str(path).startswith("-") else str(path) for path in files)]
         words += [FLAGS[name] if value is True else f"{FLAGS[name]}={value}" for name, value in recipe.options.items()]
-        told = sha256 or verdict.sha256  # what was expected, or else found
+        expected = sha256 or verdict.sha256  # what was expected, or else found
         places = {"backend": run_on(results), "device": device or (), "mode": mode or (), "threads": counts}
-        command = command_of(words, {**places, "sha256": [told] if told else ()}, jobs)
+        command = command_of(words, {**places, "sha256": [expected] if expected else ()}, jobs)
         hashes = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         about = {**environment_of(described), "command": command, "files": hashes}
         bits.write_json(options.json, [verdict], about)
@@ -88,11 +88,11 @@ def _digest_chain(options: Digest) -> None:
             found = chains.chain_of(prompt, get_backend(name))
             places = sum(len(row) for rows in found.values() for row in rows)
             typer.echo(f"{name}: {len(found)} places, {places} hashes, in {options.arithmetic} arithmetic")
-            told = chains.first_unlike(chain or found, found)
-            unlike = unlike or (told and f"{name} parts from the backend before at {told}")
+            place = chains.first_unlike(chain or found, found)
+            unlike = unlike or (place and f"{name} parts from the backend before at {place}")
             chain = chain or found
-        told = chains.first_unlike(other, chain) if there else ""
-        unlike = unlike or (told and f"parts from {options.against} at {told}")
+        place = chains.first_unlike(other, chain) if there else ""
+        unlike = unlike or (place and f"parts from {options.against} at {place}")
     if there and there["model"] != here["model"]:
         typer.echo(f"the model is not that of {options.against}: {here['model']} and {there['model']}")
         unlike = unlike or "no place differs, of these tokens"

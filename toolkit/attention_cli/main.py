@@ -59,8 +59,8 @@ def run() -> None:
     except ImportError as error:
         extra = next((word for word in (error.name, *sys.argv[1:2]) if word in ("gguf", "bench", "view")), "check")
         lacks = f"the command needs {error.name}: install attention-toolkit[{extra}]"
-        told = lacks if isinstance(error, ModuleNotFoundError) else str(error)
-        print(f"attention-core: {told}", file=sys.stderr)
+        message = lacks if isinstance(error, ModuleNotFoundError) else str(error)
+        print(f"attention-core: {message}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
         if error.errno not in FULL:

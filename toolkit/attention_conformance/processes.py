@@ -13,8 +13,8 @@ from attention_conformance.measure.finding import Finding, Started
 MOST_CRASHES = 12
 """Crashes after which a run ends: a new process takes seconds."""
 
-TOLD = 79
-"""The exit status of a process that has told by itself that it cannot go on."""
+DEVICE_LOST = 79
+"""The exit status of a process that has sent the result of a crash by itself, as its device answers no more."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Cases(workers.Order):
         verdict, left = "timed out" if death.code is None else "crashed", replace(self, crashes=self.crashes + 1)
         detail = death.reason + _frame(death.stack, self.target)
         result = replace(at or self.start, verdict=verdict, detail=detail, traceback=death.stack)
-        found = [] if death.code == TOLD else [result]
+        found = [] if death.code == DEVICE_LOST else [result]
         if at is None or left.crashes < MOST_CRASHES:
             return found, left if at else None
         end = replace(self.start, case="end", shows="The run goes on after a crash.")

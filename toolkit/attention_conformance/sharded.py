@@ -60,7 +60,7 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
     def whole(query: Any, key: Any, value: Any, /, **options: Any) -> Any:
         if options.pop("return_weights", False):
             raise NotImplementedError("weights are not returned of shards")
-        rows, told = query.shape[axis], _evenly(shards, query, key, axis)
+        rows, even = query.shape[axis], _evenly(shards, query, key, axis)
         is_merged = shards.strategy == "merge"
         named = {"query": query, "key": key, "value": value}
         named |= {name: options[name] for name in ("bias", "sinks") if options.get(name) is not None}
@@ -72,22 +72,22 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
             axes["bias"] = None
         if is_merged:
             axes |= {"query": None, "bias": None}
-        elif told.length not in (None, rows):
-            fill = told.length - rows
+        elif even.length not in (None, rows):
+            fill = even.length - rows
             options |= {name: _padded_mask(options[name], rows, fill) for name in MASKS if name in options}
             rows_of = {"query": axis} | ({"bias": -2} if "bias" in named and axes["bias"] else {})
             named |= {name: _padded(named[name], at, fill) for name, at in rows_of.items()}
-        parts = dict(zip(named, _cut(tuple(named.values()), told, tuple(axes[name] for name in named)), strict=True))
+        parts = dict(zip(named, _cut(tuple(named.values()), even, tuple(axes[name] for name in named)), strict=True))
         if isinstance(mod, ScoreMod):
             shared = tuple(parts.pop(f"score_mod {index}") for index in range(len(of_mod)))
             options["score_mod"] = ScoreMod(mod.function, shared, mod.num_heads)
         arrays = [parts.pop(name) for name in ("query", "key", "value")]
-        result = attention(*arrays, shards=told, **options | parts)
+        result = attention(*arrays, shards=even, **options | parts)
         if is_merged:
             return result
         outputs = result if isinstance(result, tuple) else (result,)
         ends = [axis if len(x.shape) == len(query.shape) else -1 for x in outputs if x is not None]
-        joined = _join(tuple(x for x in outputs if x is not None), told, tuple(ends))
+        joined = _join(tuple(x for x in outputs if x is not None), even, tuple(ends))
         wholes = iter([x[(..., slice(rows), *(slice(None),) * (-at - 1))] for x, at in zip(joined, ends, strict=True)])
         found: list[Any] = [None if x is None else next(wholes) for x in outputs]
         if not isinstance(result, tuple):
@@ -163,13 +163,13 @@ def _step() -> Any:
     class Step(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(context: Any, there: Move, back: Move, shards: Shards, axes: Axes, *arrays: Any) -> Any:
-            context.told = back, shards, axes
+            context.move = back, shards, axes
             moved = (x if at is None else there(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))
             return tuple(x.clone() for x in moved)
 
         @staticmethod
         def backward(context: Any, *gradients: Any) -> Any:
-            back, shards, axes = context.told
+            back, shards, axes = context.move
 
             def moved(gradient: Any, at: int | None) -> Any:
                 if gradient is None or at is not None:

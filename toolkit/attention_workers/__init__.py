@@ -137,8 +137,8 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; import attention_workers; at
 _SIZE = 8
 """Bytes in front of a message that say how many it has."""
 
-_TOLD = 2**16
-"""Bytes of what a process printed last that are told of it."""
+_TAIL = 2**16
+"""Bytes of what a process printed last that a `Death` has."""
 
 
 class _Worker:
@@ -177,7 +177,7 @@ class _Worker:
         if code is None and hasattr(signal, "SIGUSR1"):
             self.process.send_signal(signal.SIGUSR1)
             time.sleep(0.2)
-        self._printed.seek(max(self._printed.tell() - _TOLD, 0))
+        self._printed.seek(max(self._printed.tell() - _TAIL, 0))
         stack = self._printed.read().decode(errors="replace")
         if code is None:
             return Death(f"no answer within {self.limit:g} s", stack)

@@ -104,8 +104,8 @@ def _again(problem: Problem) -> Iterator[Variation]:
 
 def _batches(problem: Problem) -> Iterator[Variation]:
     for samples in CALLS:
-        told = "alone" if len(samples) == 1 else f"in a batch of {len(samples)}"
-        yield _part(problem, f"samples {', '.join(map(str, samples))} {told}", batch=list(samples))
+        where = "alone" if len(samples) == 1 else f"in a batch of {len(samples)}"
+        yield _part(problem, f"samples {', '.join(map(str, samples))} {where}", batch=list(samples))
 
 
 def _shards(problem: Problem) -> Iterator[Variation]:

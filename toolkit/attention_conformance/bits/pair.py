@@ -128,10 +128,10 @@ class _Row:
         if not self.unlike:
             return replace(blank, error=0.0, detail=f"{self.count} comparisons{refused}")
         first = self.unlike[0]
-        told = f"{first.variation.says}: {first.difference.text(first.name, self._place(first))}"
-        told += f"; {len(self.unlike)} of {self.count} comparisons differ{refused}"
+        detail = f"{first.variation.says}: {first.difference.text(first.name, self._place(first))}"
+        detail += f"; {len(self.unlike)} of {self.count} comparisons differ{refused}"
         worst = max(each.difference.ulps for each in self.unlike)
-        blank = replace(blank, verdict=OTHER_BITS, error=worst, detail=told)
+        blank = replace(blank, verdict=OTHER_BITS, error=worst, detail=detail)
         return self._explained(blank, first)
 
     def _kinds(self, problem: Problem) -> Iterator[Problem]:
@@ -165,8 +165,8 @@ class _Row:
             return
         self.count += 1
         if (part.shape, part.dtype) != (got_part.shape, got_part.dtype):
-            told = [f"{each.dtype} {each.shape}" for each in (part, got_part)]
-            raise Touched(f"expected {name} of {told[0]} in {variation.says}; got {told[1]}", verdict="visibly wrong")
+            kinds = [f"{each.dtype} {each.shape}" for each in (part, got_part)]
+            raise Touched(f"expected {name} of {kinds[0]} in {variation.says}; got {kinds[1]}", verdict="visibly wrong")
         scale = variation.part(name, np.broadcast_to(self.scales[name], whole[name].shape))
         found = difference(part, got_part, scale)
         if found is not None:

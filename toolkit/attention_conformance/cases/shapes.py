@@ -97,8 +97,8 @@ class Shape:
         """The name of the case; what is as by default is left out, but for the rule."""
         values = f"e{self.value_width}" if self.value_width else ""
         sizes = {"b": self.batch != 2, "h": (self.heads, self.groups) != (2, 2), "d": self.width != 32 or values}
-        told = {"b": f"b{self.batch}", "h": f"h{self.heads}on{self.groups}", "d": f"d{self.width}{values}"}
-        words = [told[each] for each, is_told in sizes.items() if is_told]
+        texts = {"b": f"b{self.batch}", "h": f"h{self.heads}on{self.groups}", "d": f"d{self.width}{values}"}
+        words = [texts[each] for each, is_shown in sizes.items() if is_shown]
         words += filter(None, (self.rule, self.memory, self.scale, self.scores, self.relation))
         return "-".join([f"shape-{self.queries}x{self.keys}", *words])
 
@@ -168,10 +168,10 @@ def shape_of(name: str) -> Shape | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         each: int(value) if value.isdigit() else value for each, value in found.groupdict().items() if value
     }
-    shape = Shape(**told)
+    shape = Shape(**fields)
     return shape if min(shape.keys, shape.batch, shape.groups, shape.width) > 0 == shape.heads % shape.groups else None
 
 

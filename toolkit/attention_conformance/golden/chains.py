@@ -77,8 +77,8 @@ def read_prompt(model: Path, inputs: Path | None = None, arithmetic: str = "repr
         raise ComparisonError(f"expected token_ids alone in {inputs}; got {', '.join(sorted(arrays))}")
     default = np.arange(1, 17, dtype=np.int32)[None] % definition.num_tokens
     token_ids = np.atleast_2d(arrays.get("token_ids", default))
-    told = {str(definition.with_settings(arithmetic="fast")): np.zeros(0), **named_arrays(parameters)}
-    about = dict(zip(ABOUT, (arithmetic, _hash({"": token_ids.astype(np.int64)}), _hash(told)), strict=True))
+    weights = {str(definition.with_settings(arithmetic="fast")): np.zeros(0), **named_arrays(parameters)}
+    about = dict(zip(ABOUT, (arithmetic, _hash({"": token_ids.astype(np.int64)}), _hash(weights)), strict=True))
     return Prompt(definition.with_settings(arithmetic=arithmetic), parameters, token_ids, about)
 
 

@@ -305,8 +305,8 @@ def verdicts(
 
 def reasons_left_out(case: str, lacking: Iterable[tuple[str, str, str]]) -> tuple[str, ...]:
     """The ways of a case that are left out, each with its reason."""
-    told = [": ".join(filter(None, (way, reason))) for name, way, reason in lacking if name in (case, "*")]
-    return tuple(dict.fromkeys(told))
+    reasons = [": ".join(filter(None, (way, reason))) for name, way, reason in lacking if name in (case, "*")]
+    return tuple(dict.fromkeys(reasons))
 
 
 def _verdict(case: str, results: tuple[Finding, ...], published: str | None, origin: str) -> Verdict:

@@ -71,8 +71,8 @@ def _problem(
     return Problem({**arrays, **more.pop("arrays", {})}, **more)
 
 
-class Witness:
-    """Sees the calls that questions make, and so knows how an answer came about.
+class ProbeLog:
+    """The calls that questions make: how an answer came about.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Witness:
             self.answered += 1
             return result
 
-        called.witness = self  # type: ignore[attr-defined]
+        called.probe_log = self  # type: ignore[attr-defined]
         return called
 
     def source(self) -> str:
@@ -122,9 +122,9 @@ def _distance(kernel: Subject, problem: Problem, block: int = 0, **hypothesis: A
     With ``block``, the least distance of so many rows of a head counts: a fault elsewhere hides no convention.
     """
     found = _measured(kernel, problem, block, **hypothesis)
-    witness: Witness | None = getattr(kernel.function, "witness", None)
-    if witness is not None:
-        witness.nearest = found if witness.nearest is None else min(found, witness.nearest)
+    log: ProbeLog | None = getattr(kernel.function, "probe_log", None)
+    if log is not None:
+        log.nearest = found if log.nearest is None else min(found, log.nearest)
     return found
 
 

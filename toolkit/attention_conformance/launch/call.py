@@ -107,11 +107,11 @@ def keywords(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> dict
     if "bias" in arrays and (kernel.bias_name or kernel.mask_name):
         found[kernel.bias_name or kernel.mask_name or ""] = arrays["bias"]
     is_grouped = problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]
-    told = {"causal": options.get("is_causal") or None, "scale": options.get("scale"),
+    values = {"causal": options.get("is_causal") or None, "scale": options.get("scale"),
             "softcap": options.get("softcap"), "sinks": arrays.get("sinks"), "window": options.get("window") or None,
             "alibi": arrays.get("alibi"), "dropout": options.get("dropout_rate") or None,
             "grouped": is_grouped or None}  # fmt: skip
-    for name, each in told.items():
+    for name, each in values.items():
         if (word := getattr(kernel, f"{name}_name")) and each is not None:
             found[word] = each
     for name, asked in (kernel.asks or {}).items():

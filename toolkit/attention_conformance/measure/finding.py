@@ -157,8 +157,8 @@ def little(results: Sequence[Finding]) -> str:
     cases = [each for each in results if each.dtype != "-"]
     computed = sum(each.verdict not in ("refused", "not offered") for each in cases)
     unknown = [each.detail for each in results if each.verdict == "not understood"]
-    told = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
-    return "; ".join([*told, *(f"unknown parameters: {each}" for each in unknown)])
+    notes = [f"{computed} of {len(cases)} cases were computed"] if 2 * computed < len(cases) else []
+    return "; ".join([*notes, *(f"unknown parameters: {each}" for each in unknown)])
 
 
 def exit_status(results: Sequence[Finding], strict: bool = False) -> int:

@@ -91,8 +91,8 @@ def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         again = result_of(question, problem)
         for name, each in first.items():
             if unlike := difference(each, again[name]):
-                told = f"{name} of call {number} has other bits than that of the first: {unlike.text(name)}"
-                raise Touched(told, "other-bits")
+                detail = f"{name} of call {number} has other bits than that of the first: {unlike.text(name)}"
+                raise Touched(detail, "other-bits")
     return again
 
 

@@ -77,12 +77,12 @@ def simplest(question: Question, judge: Callable[[Question], Finding]) -> tuple[
         known, key = question.kernel.known, (name, other.case.name, other.case.measure, other.dtype, other.seed)
         if key not in known:
             known[key] = judge(replace(other, power=False))
-        told = known[key]
-        if told.verdict in (*WRONG, CONVENTION, "accepted"):
-            return told, None, False
-        if told.verdict == "right" and variant is not None:
+        result = known[key]
+        if result.verdict in (*WRONG, CONVENTION, "accepted"):
+            return result, None, False
+        if result.verdict == "right" and variant is not None:
             return None, variant, is_wide_right
-        is_wide_right = is_wide_right or told.verdict == "right"
+        is_wide_right = is_wide_right or result.verdict == "right"
     return None, None, is_wide_right
 
 
@@ -162,7 +162,7 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     usual = kept[(abs(kept[:, None] / kept - 1) < alike).sum(axis=0).argmax()]  # the ratio that most blocks share
     (odd,) = np.nonzero(abs(ratios / usual - 1) > alike)
     (ends,) = np.nonzero(np.diff(odd) > 1)
-    runs, told = (ends.size + 1) * bool(odd.size), cause("other-sum", usual, MORE if usual < 1 else LESS)
+    runs, best = (ends.size + 1) * bool(odd.size), cause("other-sum", usual, MORE if usual < 1 else LESS)
     if runs:
 
         def edge(at: int, last: bool) -> tuple[int, float]:
@@ -183,20 +183,20 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
         guesses = list(_guesses(dense, first, last, factor))
         if exact := next(filter(predicts, guesses), None):
             return [exact]
-        told = guesses[0 if factor < 0.1 else -1]
+        best = guesses[0 if factor < 0.1 else -1]
     elif usual < 1:
         count = (1 / usual - 1) * math.exp(answer(dense).arrays["logsumexp"][row])
         sinks = np.full(problem.sizes[1], math.log(count))
         zeros = cause("keys-of-score-0", f"{count:.3g}", change=functools.partial(Dense.changed, sinks=sinks))
-        told = zeros if dense.sinks is None and predicts(zeros) else told
+        best = zeros if dense.sinks is None and predicts(zeros) else best
     if another := _of_another(dense, row, output):
         return [another]
     hidden, off = (expected == 0) & (got > 1e-3 / width), abs(ratios - 1).max()
     if off < alike and not hidden.any():
-        return [told] if runs else []
+        return [best] if runs else []
     wrong = _error(output, answer(dense).arrays["output"][row])
     falling, equal, *alone = (each < wrong / 10 for each in _errors_in_order(question, problem, row, weights, ask))
-    if any(alone) and told.name in ("other-sum", "other-weights"):
+    if any(alone) and best.name in ("other-sum", "other-weights"):
         return [cause("place-of-query", row[2])]
     if hidden.any():
         return [cause("hidden-keys", int(hidden.argmax()) * size)]
@@ -204,7 +204,7 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
         return [cause("unscaled-maximum")]
     if runs > 2 and off < 1 / 4:
         return [cause("inexact-weights", 100 * off)]
-    return [cause("unequal-scores") if equal else told]
+    return [cause("unequal-scores") if equal else best]
 
 
 def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Variant]:

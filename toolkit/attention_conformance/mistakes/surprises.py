@@ -35,8 +35,8 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding
     if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:
         shows = "Every parameter is understood."
         _, variant, says = SURPRISES["parameters"]
-        told = ("probe: parameters", "-", 0, shows, "not understood")
-        found.append(Finding(*told, detail=", ".join(unknown), variant=variant, says=says))
+        row = ("probe: parameters", "-", 0, shows, "not understood")
+        found.append(Finding(*row, detail=", ".join(unknown), variant=variant, says=says))
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = SURPRISES["always" if facts[name] == "always" else name]

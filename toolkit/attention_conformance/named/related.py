@@ -18,9 +18,9 @@ def property_of(case: str, variant: str = "") -> str:
     >>> property_of("shape-257x257-causal"), property_of("causal-more-keys", "no-mask")
     ('causal', 'mask')
     """
-    told = _matching(variant, "faults") if variant else ""
+    of_fault = _matching(variant, "faults") if variant else ""
     like = related(case)
-    return told or (like[0].property if like else _matching(case, "cases"))
+    return of_fault or (like[0].property if like else _matching(case, "cases"))
 
 
 def _matching(name: str, table: str) -> str:

@@ -58,8 +58,8 @@ def _alibi(rule: Rule, problem: Problem, head: int, query: int, key: int, score:
 def _relative_bias(rule: Rule, problem: Problem, head: int, query: int, key: int, score: Decimal) -> Change:
     name = rule.arguments["table"]
     table = problem.arrays[name]
-    told = rule.arguments
-    index = (bucket(key - query, table.shape[0], told["max_distance"], told.get("bidirectional", True)), head)
+    settings = rule.arguments
+    index = (bucket(key - query, table.shape[0], settings["max_distance"], settings.get("bidirectional", True)), head)
     added = Decimal(float(table[index]))
     return Change(score + added, ONE, abs(added), {(name, index): ONE})
 

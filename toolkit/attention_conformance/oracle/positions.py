@@ -23,11 +23,11 @@ def passes(rule: Rule, problem: Problem) -> NumpyArray:
     """Whether a rule lets scores through: booleans that are broadcast to (..., H, M, N)."""
     leading, heads, rows, columns = problem.sizes
     query, key = np.arange(rows)[:, None], np.arange(columns)
-    told = rule.arguments
+    args = rule.arguments
 
     def number(name: str) -> NumpyArray | int:
         """A number as it stands, or one for each entry along the leading axes; an offset is 0 by default."""
-        argument: int | str = told.get(name, 0)
+        argument: int | str = args.get(name, 0)
         if isinstance(argument, str):
             return np.broadcast_to(problem.arrays[argument], leading)[..., None, None, None]
         return argument
@@ -35,29 +35,29 @@ def passes(rule: Rule, problem: Problem) -> NumpyArray:
     match rule.kind:
         case "Causal":
             through = key <= query + number("offset")
-            if not isinstance(told.get("offset"), str):
+            if not isinstance(args.get("offset"), str):
                 return through
         case "SlidingWindow":
-            position, left, right = query + number("offset"), told.get("left"), told.get("right")
+            position, left, right = query + number("offset"), args.get("left"), args.get("right")
             after = True if left is None else key >= position - left
             through = np.asarray(after & (True if right is None else key <= position + right))
         case "KeyLengths":
             return key < number("lengths")
         case "Segments":
-            query_ids = np.broadcast_to(problem.arrays[told["query_ids"]], (*leading, rows))
-            key_ids = np.broadcast_to(problem.arrays[told["key_ids"]], (*leading, columns))
+            query_ids = np.broadcast_to(problem.arrays[args["query_ids"]], (*leading, rows))
+            key_ids = np.broadcast_to(problem.arrays[args["key_ids"]], (*leading, columns))
             through = (query_ids[..., :, None] == key_ids[..., None, :])[..., None, :, :]
         case "periodic":
             entries = np.arange(np.prod(leading, dtype=int)).reshape(*leading, 1, 1, 1)
-            through = (entries + np.arange(heads)[:, None, None] + query + key) % problem.arrays[told["period"]] != 0
+            through = (entries + np.arange(heads)[:, None, None] + query + key) % problem.arrays[args["period"]] != 0
         case "array":
-            return problem.arrays[told["name"]]
+            return problem.arrays[args["name"]]
         case "and":
-            return passes(told["first"], problem) & passes(told["second"], problem)
+            return passes(args["first"], problem) & passes(args["second"], problem)
         case "or":
-            return passes(told["first"], problem) | passes(told["second"], problem)
+            return passes(args["first"], problem) | passes(args["second"], problem)
         case "not":
-            return ~passes(told["first"], problem)
+            return ~passes(args["first"], problem)
         case _:
             raise KeyError(rule.kind)
     return np.broadcast_to(through, (*leading, heads, rows, columns))

@@ -189,7 +189,7 @@ class Stage(NamedTuple):
         """The parameters by name, without those of cross-attention."""
         return {name: each for name, each in named_arrays(self.parameters).items() if "cross" not in name}
 
-    def told(self, name: str) -> str:
+    def full_name(self, name: str) -> str:
         """A parameter by its name in the model."""
         index, _, rest = name.partition(".")
         return f"{place_of(int(index)) if len(self.definitions) > 1 else self.name}.{rest}".removeprefix(".")
@@ -382,7 +382,7 @@ def _weights(stage: Stage) -> Iterator[tuple[Cause, Stage]]:
         for name, array in changed.items():
             kind = ".".join(part for part in name.split(".") if not part.isdigit() and part != "layers")
             inside = ("query, key and value",) * bool({"query", "key", "value"} & {*name.split(".")})
-            for group in (stage.told(name), f"{kind}, of all layers", *inside, "all maps"):
+            for group in (stage.full_name(name), f"{kind}, of all layers", *inside, "all maps"):
                 groups.setdefault(group, {})[name] = array
         tried = list[set[str]]()
         for group, some in groups.items():

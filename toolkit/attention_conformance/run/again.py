@@ -45,8 +45,8 @@ def command_of(result: Finding, target: str, declared: Mapping[str, Any], profil
     """The command that checks the case of a result alone."""
     if result.backend:  # of the core
         way = ("case", "backend", "device", "dtype", "mode", "implementation")
-        told = [f"--{name}={getattr(result, name)}" for name in way if getattr(result, name)]
-        return shlex.join(["attention-core", "conformance", *told])
+        chosen = [f"--{name}={getattr(result, name)}" for name in way if getattr(result, name)]
+        return shlex.join(["attention-core", "conformance", *chosen])
     words = ["attention-core", "check", target]
     for fact, each in declared.items():
         if isinstance(each, bool):
@@ -64,13 +64,13 @@ def command_of(result: Finding, target: str, declared: Mapping[str, Any], profil
 
 def script_of(result: Finding, target: str, declared: Mapping[str, Any], profile: str = "kernel") -> str:
     """A script that checks the case of a result alone, and has the arrays of its call."""
-    told = "".join(f", {name}={each!r}" for name, each in declared.items())
+    keywords = "".join(f", {name}={each!r}" for name, each in declared.items())
     name, _, other = profile.partition(" ")
     loaded = "subject" if other == target else f"load_target({other!r})"
     how = f"same_bits_as={loaded}" if name == SAME_BITS_AS else f'profile="{profile}"'
     return f"""from attention_conformance import check_subject, load_target, problem_of
 
-subject = load_target({target!r}{told})
+subject = load_target({target!r}{keywords})
 options = dict(cases=["{result.case}"], dtypes=["{result.dtype}"], seed={result.seed}, {how})
 (finding,) = (each for each in check_subject(subject, **options) if each.case == "{result.case}")
 print(finding.verdict, "by", finding.error, "units in the last place:", finding.detail)

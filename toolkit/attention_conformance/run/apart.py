@@ -49,8 +49,8 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
                 plain += [question] * (is_plain and question.dtype in MADE and found.verdict == "right")
                 yield found
             elif question is not None and isinstance(message, Finding):
-                told = {name: getattr(message, name) for name in OF_REFUSAL}
-                yield replace(question.blank, **told)
+                refusal = {name: getattr(message, name) for name in OF_REFUSAL}
+                yield replace(question.blank, **refusal)
         else:
             owed = {} if isinstance(message, Refused) else owed
             yield message

@@ -13,7 +13,7 @@ from attention_conformance.bits.cases import BITS
 from attention_conformance.bits.pair import conventions, same_bits
 from attention_conformance.call import one_line
 from attention_conformance.kernel.adapters import adapted
-from attention_conformance.kernel.probe import AFTER_A_CRASH, Witness, probed, settled
+from attention_conformance.kernel.probe import AFTER_A_CRASH, ProbeLog, probed, settled
 from attention_conformance.kernel.signature import read_signature
 from attention_conformance.kernel.target import TargetError, load_target
 from attention_conformance.launch.libraries import devices_of, holds, quiet_start
@@ -25,7 +25,7 @@ from attention_conformance.measure.messages import Asked, Described, Message as 
 from attention_conformance.measure.question import Question
 from attention_conformance.mistakes.causes import agreed
 from attention_conformance.mistakes.surprises import surprises
-from attention_conformance.processes import TOLD
+from attention_conformance.processes import DEVICE_LOST
 from attention_conformance.run.apart import distrusted
 from attention_conformance.run.job import Job, unanswered
 from attention_conformance.run.questions import pair_questions, questions
@@ -203,15 +203,15 @@ def work(job: Job) -> Generator[Message, None, None]:
         yield Refused(str(error))
         return
     answers, declared, sources = [], stated_facts(kernel), _sources(kernel)
-    witness = Witness(kernel)
+    log = ProbeLog(kernel)
     with warnings.catch_warnings(action="ignore"):
-        for question, facts in probed(witness.kernel, job.known):
+        for question, facts in probed(log.kernel, job.known):
             if facts is not None and _has_broken_device(kernel):
                 yield unanswered(question, f"no call of {kernel.device} answers any more")
             yield Asked(question, facts)
             if facts is not None:
                 answers.append(facts)
-                source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else witness.source()
+                source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else log.source()
                 sources = dict.fromkeys(facts, source) | sources
     kernel = settled(kernel, answers)
     if reason := _lacks_keyword(kernel, job.declared):
@@ -223,7 +223,7 @@ def work(job: Job) -> Generator[Message, None, None]:
     versions = _library(kernel).versions() if asked or job.same_bits_as else {}
     facts = _facts(kernel)
     yield Described(facts, sources, versions, (len(BITS) if job.same_bits_as else len(asked)) * (not job.skip))
-    if not job.known and (reason := _never_answered(job.target, witness)):
+    if not job.known and (reason := _never_answered(job.target, log)):
         yield Refused(reason)
         return
     if job.same_bits_as:
@@ -242,13 +242,13 @@ def work(job: Job) -> Generator[Message, None, None]:
         yield judged(each) if job.is_trusted else returned(each)
 
 
-def _never_answered(target: str, witness: Witness) -> str:
+def _never_answered(target: str, log: ProbeLog) -> str:
     """Why a target cannot be checked that raised in all small calls; empty where one returned."""
-    if not witness.calls or witness.answered:
+    if not log.calls or log.answered:
         return ""
     return (
-        f"expected a call of {target} to return; got an exception of each of {witness.calls}, the first "
-        f"{witness.raised}; --backend, --device, --layout, --mask-kind and --default-scale correct what is assumed"
+        f"expected a call of {target} to return; got an exception of each of {log.calls}, the first "
+        f"{log.raised}; --backend, --device, --layout, --mask-kind and --default-scale correct what is assumed"
     )
 
 
@@ -261,9 +261,9 @@ def _pair(kernel: Subject, job: Job) -> Iterator[Message]:
         except TargetError as error:
             yield Refused(str(error))
             return
-        witness = Witness(other)
-        other = replace(settled(witness.kernel), function=other.function)
-        if reason := _never_answered(job.same_bits_as, witness):
+        log = ProbeLog(other)
+        other = replace(settled(log.kernel), function=other.function)
+        if reason := _never_answered(job.same_bits_as, log):
             yield Refused(reason)
             return
         yield Described(_facts(other), {}, _library(other).versions(), 0, target=job.same_bits_as)
@@ -290,7 +290,7 @@ def _alone(job: Job) -> Iterator[Message]:
     for message in work(job):
         yield message
         if isinstance(message, Finding) and message.verdict == "crashed":
-            os._exit(TOLD)  # it may hang otherwise
+            os._exit(DEVICE_LOST)  # it may hang otherwise
 
 
 def _has_broken_device(kernel: Subject) -> bool:

@@ -150,8 +150,8 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
     try:
         return answer()
     except NotOffered as lacking:  # in one of several calls
-        told = str(lacking) if question.library is None else f"not supported: {lacking}"
-        return replace(blank, verdict="not offered", detail=told)
+        detail = str(lacking) if question.library is None else f"not supported: {lacking}"
+        return replace(blank, verdict="not offered", detail=detail)
     except Touched as touched:
         found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
         return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
@@ -253,8 +253,8 @@ def _wanted(question: Question, problem: Problem) -> list[str]:
     """The results that a call owes."""
     if problem.cotangent is not None:
         return variables(question, problem)
-    told = () if question.case.measure in PROPERTY_MEASURES else ("weights", "logsumexp")
-    return ["output", *(name for name in told if problem.options.get(f"return_{name}"))]
+    optional = () if question.case.measure in PROPERTY_MEASURES else ("weights", "logsumexp")
+    return ["output", *(name for name in optional if problem.options.get(f"return_{name}"))]
 
 
 def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
