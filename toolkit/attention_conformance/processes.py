@@ -51,11 +51,11 @@ class Cases(workers.Order):
         verdict, left = "timed out" if death.code is None else "crashed", replace(self, crashes=self.crashes + 1)
         detail = death.reason + _frame(death.stack, self.target)
         result = replace(at or self.start, verdict=verdict, detail=detail, traceback=death.stack)
-        found = [] if death.code == DEVICE_LOST else [result]
+        findings = [] if death.code == DEVICE_LOST else [result]
         if at is None or left.crashes < MOST_CRASHES:
-            return found, left if at else None
+            return findings, left if at else None
         end = replace(self.start, case="end", shows="The run goes on after a crash.")
-        return [*found, replace(end, detail=f"{left.crashes} crashes: the rest is not run")], None
+        return [*findings, replace(end, detail=f"{left.crashes} crashes: the rest is not run")], None
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Order(Cases):
     @property
     def start(self) -> Finding:
         """Stands for the start of a process, in no way of running."""
-        found = replace(super().start, backend=self.target, device="-", measure="exact")
-        return replace(found, mode="-", implementation="-")
+        finding = replace(super().start, backend=self.target, device="-", measure="exact")
+        return replace(finding, mode="-", implementation="-")
 
 
 def _frame(stack: str, target: str) -> str:
@@ -98,5 +98,5 @@ def _frame(stack: str, target: str) -> str:
     file = target.rpartition(":")[0]
     if not file.endswith(".py"):
         return ""
-    found = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
-    return "" if found is None else f", in line {found[1]} of {Path(file).name} ({found[2]})"
+    match = re.search(rf'File "[^"]*{re.escape(Path(file).name)}", line (\d+) in (\S+)', stack)
+    return "" if match is None else f", in line {match[1]} of {Path(file).name} ({match[2]})"

@@ -57,16 +57,15 @@ FACTS = {
 
 def conventions(kernel: Subject, other: Subject) -> list[Finding]:
     """A result for each convention in which two kernels differ, although each is called by its own."""
-    found = []
+    findings = []
     for fact, (name, words) in FACTS.items():
         both = [getattr(each, fact) for each in (kernel, other)]
         if both[0] == both[1] or kernel.native or other.native or not {*both}.isdisjoint({None, "none"}):
             continue
         says = f"{fact.replace('_', ' ')}: {' and '.join(words.get(each, each) for each in both)}"
-        detail = "each is called by its own convention below"
-        found.append(Finding(f"convention: {fact}", "-", 0, "Both mean the same.", CONVENTION, says=says, variant=name,
-                             detail=detail))  # fmt: skip
-    return found
+        blank = Finding(f"convention: {fact}", "-", 0, "Both mean the same.", CONVENTION, variant=name, says=says)
+        findings.append(replace(blank, detail="each is called by its own convention below"))
+    return findings
 
 
 def same_bits(question: Question) -> Finding:
@@ -78,8 +77,8 @@ def same_bits(question: Question) -> Finding:
         for each in (question, _of(question, question.other)):
             stack.enter_context(each.in_precision())
         row = _Row(question, blank)
-        found = attempted(question, blank, row.compared) or row.answer()
-    return replace(found, seconds=time.perf_counter() - started)
+        finding = attempted(question, blank, row.compared) or row.answer()
+    return replace(finding, seconds=time.perf_counter() - started)
 
 
 def _of(question: Question, kernel: Subject) -> Question:
@@ -168,9 +167,9 @@ class _Row:
             kinds = [f"{each.dtype} {each.shape}" for each in (part, got_part)]
             raise Touched(f"expected {name} of {kinds[0]} in {variation.says}; got {kinds[1]}", verdict="visibly wrong")
         scale = variation.part(name, np.broadcast_to(self.scales[name], whole[name].shape))
-        found = difference(part, got_part, scale)
-        if found is not None:
-            self.unlike.append(_Unlike(variation, name, found, whole, got))
+        unlike = difference(part, got_part, scale)
+        if unlike is not None:
+            self.unlike.append(_Unlike(variation, name, unlike, whole, got))
 
     def _place(self, unlike: _Unlike) -> tuple[int, ...]:
         """The index of the first difference in the whole."""
@@ -186,9 +185,9 @@ class _Row:
         wrong = self._mathematics(unlike)
         if wrong is None:
             return result
-        who, found = wrong
-        says = f"not the same mathematics: {who} is {found.label}: {found.says or found.detail}"
-        return replace(result, verdict=found.verdict, variant=found.variant, says=says, line=found.line)
+        who, finding = wrong
+        says = f"not the same mathematics: {who} is {finding.label}: {finding.says or finding.detail}"
+        return replace(result, verdict=finding.verdict, variant=finding.variant, says=says, line=finding.line)
 
     def _mathematics(self, unlike: _Unlike) -> tuple[str, Finding] | None:
         """Who of the two is wrong in a small case, or within the bounds of a kernel, where they are not wrong alike."""
@@ -196,25 +195,25 @@ class _Row:
         if self.is_one:
             names = ["the whole", "the other call"]
         elif case := next((each for each in KERNEL_CASES if each.name == MATHEMATICS.get(self.blank.case)), None):
-            found = [judged(replace(each, case=case, other=None, profile="kernel")) for each in both]
-            if (wrong := self._wrong(found, names)) is not None:
+            findings = [judged(replace(each, case=case, other=None, profile="kernel")) for each in both]
+            if (wrong := self._wrong(findings, names)) is not None:
                 return wrong
         problem = self._problem(unlike)
         other = replace(unlike.variation.problem, pieces=(), memory={})
-        found = []
+        findings = []
         for question, asked, arrays in zip(both, (problem, other), (unlike.whole, unlike.got), strict=True):
             fitted = fit(asked, question.kernel)
             truth = truth_of(question, fitted)
             measured = Bounds(question, fitted, truth).measure(arrays, truth.arrays)
             verdict = "right" if measured.passes else "silently wrong"
-            found.append(replace(self.blank, verdict=verdict, detail=measured.detail))
-        return self._wrong(found, names)
+            findings.append(replace(self.blank, verdict=verdict, detail=measured.detail))
+        return self._wrong(findings, names)
 
-    def _wrong(self, found: Sequence[Finding], names: Sequence[str]) -> tuple[str, Finding] | None:
-        if (found[0].verdict, found[0].variant) == (found[1].verdict, found[1].variant):
+    def _wrong(self, findings: Sequence[Finding], names: Sequence[str]) -> tuple[str, Finding] | None:
+        if (findings[0].verdict, findings[0].variant) == (findings[1].verdict, findings[1].variant):
             return None
-        wrong = next((at for at in (1, 0) if found[at].verdict in (*WRONG, CONVENTION)), None)
-        return None if wrong is None else (names[wrong] or ("the first", "the second")[wrong], found[wrong])
+        wrong = next((at for at in (1, 0) if findings[at].verdict in (*WRONG, CONVENTION)), None)
+        return None if wrong is None else (names[wrong] or ("the first", "the second")[wrong], findings[wrong])
 
     def _problem(self, unlike: _Unlike) -> Problem:
         """The problem of the whole call of which a result is."""

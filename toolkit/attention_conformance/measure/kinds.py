@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from attention_conformance.measure.finding import Finding
 from attention_conformance.problem import Problem
@@ -47,7 +48,7 @@ def never_computed(results: Sequence[Finding]) -> list[Finding]:
     """A result for each kind of call that is offered, and refused in every case."""
     computed = {kind for each in results if each.verdict not in NOT_CALLED for kind in each.kinds}
     refused = Counter(kind for each in results if each.verdict == "refused" for kind in each.kinds)
-    found = []
+    findings = []
     if not computed:  # of any kind, as the summary says
         return []
     for kind, name in NAMES.items():
@@ -57,6 +58,8 @@ def never_computed(results: Sequence[Finding]) -> list[Finding]:
         says = f"all {refused[kind]} cases with {kind} raise, so nothing is known of them"
         ways = " or ".join(filter(None, (ADVICE.get(kind), f"--accept {name}")))
         detail = f"{reasons.most_common(1)[0][0]}; mend it, or say that it is meant by {ways}"
-        shows = "Some case of each kind that is offered is computed."
-        found.append(Finding(f"kind: {kind}", "-", 0, shows, "never computed", detail=detail, variant=name, says=says))
-    return found
+        blank = Finding(
+            f"kind: {kind}", "-", 0, "Some case of each kind that is offered is computed.", "never computed"
+        )
+        findings.append(replace(blank, detail=detail, variant=name, says=says))
+    return findings

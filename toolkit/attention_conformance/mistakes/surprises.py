@@ -30,13 +30,13 @@ SURPRISES = {
 
 def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding]:
     """Conventions that calls have found, and that the contract has otherwise, as results."""
-    found = []
+    findings = []
     refused = [facts["mask_name"]] if facts.get("mask") == "none" and facts.get("mask_name") else []
     if unknown := [*facts.get("unknown", ()), *(refused if "mask" not in declared else ())]:
         shows = "Every parameter is understood."
         _, variant, says = SURPRISES["parameters"]
         row = ("probe: parameters", "-", 0, shows, "not understood")
-        found.append(Finding(*row, detail=", ".join(unknown), variant=variant, says=says))
+        findings.append(Finding(*row, detail=", ".join(unknown), variant=variant, says=says))
     for name, usual in USUAL.items():
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = SURPRISES["always" if facts[name] == "always" else name]
@@ -45,5 +45,5 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding
                 "" if name.startswith("keeps") else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
             )
             names = (f"probe: {name}", "-", number, f"{LINES[number]}.")
-            found.append(Finding(*names, verdict=verdict, detail=detail, variant=variant, says=says))
-    return found
+            findings.append(Finding(*names, verdict=verdict, detail=detail, variant=variant, says=says))
+    return findings

@@ -156,9 +156,9 @@ def compare(
     True
     """
     for step in steps(first, second, inputs, bound=bound):
-        found = step
-    assert isinstance(found, Comparison)
-    return found
+        comparison = step
+    assert isinstance(comparison, Comparison)
+    return comparison
 
 
 def steps(first: Any, second: Any, inputs: Any = None, *, bound: float = BOUND) -> Iterator[str | Comparison]:
@@ -185,7 +185,7 @@ def _compared(
     if outputs[0].shape != outputs[1].shape:
         shapes = " and ".join(str(each.shape) for each in outputs)
         raise ComparisonError(f"expected models with outputs of one shape; got {shapes}")
-    kept = [[each._replace(array=_cleared(each.array, inputs, each.is_heads)) for each in found] for found in places]
+    kept = [[each._replace(array=_cleared(each.array, inputs, each.is_heads)) for each in run] for run in places]
     listed = 1 if sides[1].definitions and not sides[0].definitions else 0  # the side whose places are listed
     errors = _errors(sides[listed], inputs)
     most = max(errors.values(), default=(UNKNOWN - 1) * bound / ROUNDING)
@@ -193,7 +193,7 @@ def _compared(
     pairs = list(_rows(kept[listed], kept[1 - listed], bounds))
     rows = _paired([row for row, _ in pairs])
     weights, same, causes = causes_of_weights(sides)
-    found = Comparison(
+    comparison = Comparison(
         (sides[0].name, sides[1].name),
         (sides[0].versions, sides[1].versions),
         _settings(sides),
@@ -201,8 +201,8 @@ def _compared(
         same,
         tuple(rows),
     )
-    if found.first is not None:
-        paired, row = {each.name: other for each, other in pairs if other is not None}, found.first
+    if comparison.first is not None:
+        paired, row = {each.name: other for each, other in pairs if other is not None}, comparison.first
         if row.other:
             causes += dtype_cause(
                 next(each.array for each in kept[listed] if each.name == row.name), paired[row.name], row.name
@@ -218,7 +218,7 @@ def _compared(
 
         where = (sides[listed], inputs, places[listed], targets, bounds)
         causes += mistake_of(*where, row.name, ulps=_ulps, clear=clear)
-    return replace(found, causes=tuple(dict.fromkeys(causes)))
+    return replace(comparison, causes=tuple(dict.fromkeys(causes)))
 
 
 def _errors(side: Side, inputs: Mapping[str, NumpyArray]) -> dict[str, float]:
@@ -298,10 +298,10 @@ def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray 
         says = f"no activation of the other has the numbers of {ours.name}"
         return replace(row, ulps=math.inf, says=says), None
     first, second = ours.array, other.array
-    found = _difference(first, second)
+    unlike = _difference(first, second)
     heads = range(first.shape[-3]) if ours.is_heads else ()
     distances = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in heads)
-    row = row if found is None else replace(row, ulps=found.ulps, heads=distances, says=found.text(ours.name))
+    row = row if unlike is None else replace(row, ulps=unlike.ulps, heads=distances, says=unlike.text(ours.name))
     return row, second
 
 
@@ -313,5 +313,5 @@ def _difference(first: NumpyArray, second: NumpyArray) -> Difference | None:
 
 
 def _ulps(first: NumpyArray, second: NumpyArray) -> float:
-    found = _difference(first, second)
-    return 0.0 if found is None else found.ulps
+    unlike = _difference(first, second)
+    return 0.0 if unlike is None else unlike.ulps

@@ -35,11 +35,11 @@ def confirmed(results: Sequence[Finding], job: Job) -> list[Finding]:
     """
     wrong = [each for each in results if each.verdict in WRONG and each.dtype != "-"]
     causes = {id(group[0]): _cause(group[0], job) for group in grouped(wrong)[:CAUSES]}
-    found = [each for each in causes.values() if each is not None]
-    if not found:
+    reasons = [each for each in causes.values() if each is not None]
+    if not reasons:
         return list(results)
-    first = THREADS if THREADS in found else found[0]
-    others = first if len(found) == len(causes) else None
+    first = THREADS if THREADS in reasons else reasons[0]
+    others = first if len(reasons) == len(causes) else None
 
     def with_cause(number: int, result: Finding) -> Finding:
         reason = causes.get(id(result), others if result.variant in UNSURE else None)

@@ -44,10 +44,10 @@ def distrusted(job: Job, messages: Iterator[Message | Returned]) -> Iterator[Mes
         elif isinstance(message, Finding | Returned):
             question = (owed or {}).pop((message.case, message.dtype), None)
             if question is not None and isinstance(message, Returned):
-                found = graded(question, message.arrays)
+                finding = graded(question, message.arrays)
                 is_plain = question.case.measure == "ulp" and shape_of(question.case.name) is not None
-                plain += [question] * (is_plain and question.dtype in MADE and found.verdict == "right")
-                yield found
+                plain += [question] * (is_plain and question.dtype in MADE and finding.verdict == "right")
+                yield finding
             elif question is not None and isinstance(message, Finding):
                 refusal = {name: getattr(message, name) for name in OF_REFUSAL}
                 yield replace(question.blank, **refusal)
@@ -110,16 +110,16 @@ def _unlike_alone(question: Question, target: str) -> Iterator[Finding]:
     try:
         arrays = place(problem, question.kernel, backend, question.device)
         called = replace(question.kernel, function=alone)
-        found = graded(question, to_numpy(outputs(problem, called, arrays, backend.namespace), backend))
+        finding = graded(question, to_numpy(outputs(problem, called, arrays, backend.namespace), backend))
     except NotOffered:
         return
     except Exception as error:  # no file, or whatever it holds
         if not question.device.lower().startswith("cpu"):  # where alone it would be called
             return
-        found = replace(question.blank, verdict="visibly wrong", detail=f"the call alone: {one_line(error)}")
-    if found.verdict in WRONG and ":" in target:
-        found = replace(found, case="probe: alone", dtype="-", variant="unlike-alone", kinds=())
-        yield replace(found, verdict="silently wrong", says=TOUCHED["unlike-alone"])
+        finding = replace(question.blank, verdict="visibly wrong", detail=f"the call alone: {one_line(error)}")
+    if finding.verdict in WRONG and ":" in target:
+        finding = replace(finding, case="probe: alone", dtype="-", variant="unlike-alone", kinds=())
+        yield replace(finding, verdict="silently wrong", says=TOUCHED["unlike-alone"])
 
 
 def _kernel_of(facts: Mapping[str, Any]) -> Subject:

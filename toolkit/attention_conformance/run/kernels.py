@@ -101,11 +101,11 @@ def check_subject(
     if job.complaint:
         raise ValueError(job.complaint)
     _, known, asked = questions_of(subject, job, same_bits_as)
-    found = [accept(judge_question(question), accepted) for question in asked]
+    findings = [accept(judge_question(question), accepted) for question in asked]
     if same_bits_as is None:
-        found = agreed(found)
-        found += [] if cases else never_computed(found)
-    return [accept(each, accepted) for each in (*(known if same_bits_as is not None or not cases else ()), *found)]
+        findings = agreed(findings)
+        findings += [] if cases else never_computed(findings)
+    return [accept(each, accepted) for each in (*(known if same_bits_as is not None or not cases else ()), *findings)]
 
 
 def questions_of(
@@ -133,8 +133,8 @@ def judge_question(question: Question) -> Finding:
 
 def _sources(kernel: Subject) -> dict[str, str]:
     """How the facts are known for which no call is needed."""
-    found = dict.fromkeys(read_signature(kernel), BY_SIGNATURE)
-    return found | dict.fromkeys(kernel.declared, "declared")
+    sources = dict.fromkeys(read_signature(kernel), BY_SIGNATURE)
+    return sources | dict.fromkeys(kernel.declared, "declared")
 
 
 def on_device(kernel: Subject) -> Subject:

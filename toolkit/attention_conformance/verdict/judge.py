@@ -74,11 +74,11 @@ def _judged(question: Question) -> Finding:
     is_one_call = question.case.measure not in {**PROPERTY_MEASURES, **MEASURES}
     is_called_again = is_one_call and question.library is None
     ask = functools.partial(result_of, question) if is_called_again else None
-    found = compared(question, problem, answered, ask)
-    if question.library is None or found.verdict not in NAMED or not math.isfinite(found.error):
-        return found
-    excused = met(found, known(), Origin(question.device, question.library.name))
-    return replace(excused, detail=f"exempt: {excused.reason}; {found.detail}") if excused.reason else found
+    finding = compared(question, problem, answered, ask)
+    if question.library is None or finding.verdict not in NAMED or not math.isfinite(finding.error):
+        return finding
+    excused = met(finding, known(), Origin(question.device, question.library.name))
+    return replace(excused, detail=f"exempt: {excused.reason}; {finding.detail}") if excused.reason else finding
 
 
 @functools.cache
@@ -98,8 +98,8 @@ def graded(question: Question, got: dict[str, NumpyArray]) -> Finding:
     """The result for what a kernel has returned in another process."""
     started = time.perf_counter()
     with np.errstate(all="ignore"):
-        found = compared(question, asked(question), got)
-    return replace(found, seconds=time.perf_counter() - started)
+        finding = compared(question, asked(question), got)
+    return replace(finding, seconds=time.perf_counter() - started)
 
 
 def asked(question: Question) -> Problem:
@@ -153,8 +153,8 @@ def attempted(question: Question, blank: Finding, answer: Callable[[], Answer]) 
         detail = str(lacking) if question.library is None else f"not supported: {lacking}"
         return replace(blank, verdict="not offered", detail=detail)
     except Touched as touched:
-        found = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
-        return replace(found, variant=touched.name, says=TOUCHED.get(touched.name, ""))
+        finding = replace(blank, verdict=touched.verdict, error=math.inf, bound=0.0, detail=str(touched))
+        return replace(finding, variant=touched.name, says=TOUCHED.get(touched.name, ""))
     except Exception as error:  # whatever a kernel raises is a refusal, unless it has broken its device
         if question.library is not None:
             return _failed(question, blank, error)
@@ -191,16 +191,16 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     kinds = {name: bounds.dtype(name) for name in got}
     got = {n: each.astype(kinds[n]) if is_any or (is_wide and n == "logsumexp") else each for n, each in got.items()}
     measured = bounds.measure(got, truth.arrays)
-    found = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
+    finding = replace(blank, error=measured.error, bound=measured.bound, detail=measured.detail)
     if measured.passes and not question.power:
-        return found
+        return finding
     variants = Variants(None if question.case.closed else meant(problem, question.kernel))
     if measured.passes:
-        return replace(found, **power(question, problem, bounds, variants))
+        return replace(finding, **power(question, problem, bounds, variants))
     verdict = "visibly wrong" if _is_visible(got, truth, kinds) else "silently wrong"
     extent = bounds.located(measured, got)
     where = extent.says or f"the gradient of {measured.result} is wrong" * (question.case.measure == "gradient")
-    found = replace(found, verdict=verdict, worst=extent.worst, says=where)
+    finding = replace(finding, verdict=verdict, worst=extent.worst, says=where)
     unlike, is_whole = list[str](), True
     may_ask = question.causes and question.library is None and question.is_trusted
     is_wide_right = question.narrow_is_habit and not may_ask
@@ -210,7 +210,7 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
         if simpler is not None:
             names = {name: getattr(simpler, name) for name in CAUSE if getattr(simpler, name)}
             is_convention = simpler.verdict == CONVENTION and bool(simpler.variant)
-            return replace(found, **names, verdict=CONVENTION if is_convention else found.verdict)
+            return replace(finding, **names, verdict=CONVENTION if is_convention else finding.verdict)
         equal = [] if setting is None else [setting]
     if is_wide_right and question.dtype in NARROW:
         if may_ask and has_narrow_sums(question, judged):
@@ -238,15 +238,15 @@ def compared(question: Question, problem: Problem, got: dict[str, NumpyArray], a
     if not equal and ask is not None and may_ask and not is_of_channels:
         predicts = functools.partial(variants.predicts, got, bounds)
         with contextlib.suppress(Exception):  # whatever a kernel raises for other values
-            equal = read(question, problem, found.worst, ask, predicts)
+            equal = read(question, problem, finding.worst, ask, predicts)
         exact = [each.name for each in equal if predicts(each)]
     is_precise = is_sure or exact or question.dtype != "float32" or is_of_channels
     if not is_precise and _wider(bounds).measure(got, truth.arrays).passes:
         equal = [INEXACT]
-    found = replace(found, equals=tuple(exact), rejected=tuple(unlike))
+    finding = replace(finding, equals=tuple(exact), rejected=tuple(unlike))
     is_poison = bool(equal) and equal[0].name == "nan-of-masked-row" and question.case.measure == "gradient"
     is_poison = is_poison and not variants.fills_empty(problem, ask)
-    return _with_cause(found, question, equal, is_poison, is_whole)
+    return _with_cause(finding, question, equal, is_poison, is_whole)
 
 
 def _wanted(question: Question, problem: Problem) -> list[str]:
@@ -274,16 +274,16 @@ def _wider(bounds: Bounds) -> Bounds:
 
 
 def _with_cause(
-    found: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool
+    finding: Finding, question: Question, equal: Sequence[Variant], is_poison: bool, is_whole: bool
 ) -> Finding:
     """A wrong result with the name of what it equals, perhaps as a difference of convention."""
     for variant in equal[:1]:
         is_convention = not is_poison and any(variant.name == each.name for each in CONVENTIONS)
         is_convention = is_convention or (variant is NARROW_SCORES and question.narrow_is_habit)
-        verdict = "differs by convention" if is_convention else found.verdict
-        says = "; ".join(filter(None, (variant.says, "" if found.equals and is_whole else found.says)))
-        found = replace(found, variant=variant.name, line=variant.line, says=says, verdict=verdict)
-    return found
+        verdict = "differs by convention" if is_convention else finding.verdict
+        says = "; ".join(filter(None, (variant.says, "" if finding.equals and is_whole else finding.says)))
+        finding = replace(finding, variant=variant.name, line=variant.line, says=says, verdict=verdict)
+    return finding
 
 
 def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:

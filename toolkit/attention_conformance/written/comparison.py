@@ -5,13 +5,13 @@ from __future__ import annotations
 from attention_conformance.port.comparison import Comparison
 
 
-def verdict(found: Comparison) -> list[str]:
+def verdict(comparison: Comparison) -> list[str]:
     """Where two models part, and why, in a line or more."""
-    if found.first is None:
-        worst = max(found.places, key=lambda each: each.ulps / each.bound)
+    if comparison.first is None:
+        worst = max(comparison.places, key=lambda each: each.ulps / each.bound)
         nearest = f"nearest to it is {worst.name}, by {worst.ulps:.3g} ulp of {worst.bound:.3g}"
-        return [f"all {len(found.places)} activations are within the bound; {nearest}"]
-    first = found.first
+        return [f"all {len(comparison.places)} activations are within the bound; {nearest}"]
+    first = comparison.first
     lines = [f"first to leave the bound: {first.name}, by {first.ulps:.3g} ulp of {first.bound:.3g}", first.says]
-    lines += [f"cause: {each.name}: {each.says}" for each in found.causes]
-    return lines if found.causes else [*lines, "cause: none of those that were tried"]
+    lines += [f"cause: {each.name}: {each.says}" for each in comparison.causes]
+    return lines if comparison.causes else [*lines, "cause: none of those that were tried"]
