@@ -100,15 +100,21 @@ def _overlap(first: Any, second: Any, backend: Backend) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def poisoned(backend: Backend, wanted: bool) -> Iterator[None]:
+def poisoned(backend: Backend, wanted: bool) -> contextlib.AbstractContextManager[Any]:
     """Fill new memory with NaN before a kernel gets it, so that an element that is not written shows."""
-    if not wanted or backend.name not in MUTABLE:
-        yield
-        return
-    filling: dict[str, Any] = {name: _filling(getattr(np, name)) for name in ("empty", "empty_like")}
-    with _poisoned_torch() if backend.name == "torch" else mock.patch.multiple(np, **filling):
-        yield
+    stack = contextlib.ExitStack()
+    if wanted and backend.name == "numpy":
+        filling: dict[str, Any] = {name: _filling(getattr(np, name)) for name in ("empty", "empty_like")}
+        stack.enter_context(mock.patch.multiple(np, **filling))
+    if wanted and backend.name == "torch":  # by its switches, which other libraries of the process do not see
+        torch = importlib.import_module("torch")
+        before, warns = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        stack.callback(torch.use_deterministic_algorithms, before, warn_only=warns)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    return stack
 
 
 def _filling(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,15 +126,3 @@ def _filling(function: Callable[..., Any]) -> Callable[..., Any]:
         return array
 
     return filled
-
-
-@contextlib.contextmanager
-def _poisoned_torch() -> Iterator[None]:
-    """Fill by PyTorch's switches, which other libraries of the process do not see."""
-    torch = importlib.import_module("torch")
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

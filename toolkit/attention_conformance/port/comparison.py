@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ml_dtypes import finfo
 
-from attention_conformance.oracle.ulps import Difference, difference
-from attention_conformance.port.mistakes import Cause, causes_of_weights, distance, dtype_cause, mistake_of
+from attention_conformance.port.mistakes import (
+    Cause,
+    causes_of_weights,
+    difference_of,
+    distance,
+    dtype_cause,
+    mistake_of,
+    ulps_of,
+)
 from attention_conformance.port.records import Place, record
 from attention_conformance.port.sides import ComparisonError, Side, drawn_inputs, ours, read_inputs, side_of
 from attention_conformance.problem import NumpyArray
@@ -185,7 +191,7 @@ def _compared(
     if outputs[0].shape != outputs[1].shape:
         shapes = " and ".join(str(each.shape) for each in outputs)
         raise ComparisonError(f"expected models with outputs of one shape; got {shapes}")
-    kept = [[each._replace(array=_cleared(each.array, inputs, each.is_heads)) for each in run] for run in places]
+    kept = [[each.cleared(inputs) for each in run] for run in places]
     listed = 1 if sides[1].definitions and not sides[0].definitions else 0  # the side whose places are listed
     errors = _errors(sides[listed], inputs)
     most = max(errors.values(), default=(UNKNOWN - 1) * bound / ROUNDING)
@@ -213,11 +219,7 @@ def _compared(
             known = [paired[name]] if name in paired else [each.array for each in kept[1 - listed] if not each.is_heads]
             return [each for each in known if each.shape == array.shape]
 
-        def clear(result: Place) -> NumpyArray:
-            return _cleared(result.array, inputs, result.is_heads)
-
-        where = (sides[listed], inputs, places[listed], targets, bounds)
-        causes += mistake_of(*where, row.name, ulps=_ulps, clear=clear)
+        causes += mistake_of(sides[listed], inputs, places[listed], targets, bounds, row.name)
     return replace(comparison, causes=tuple(dict.fromkeys(causes)))
 
 
@@ -231,7 +233,7 @@ def _errors(side: Side, inputs: Mapping[str, NumpyArray]) -> dict[str, float]:
         return record(ours(side.name, "numpy", side.definitions, trees), arrays)
 
     pairs = zip(places("float32"), places("float64"), strict=True)
-    return {each.name: _ulps(each.array, wide.array.astype(np.float32)) for each, wide in pairs}
+    return {each.name: ulps_of(each.array, wide.array.astype(np.float32)) for each, wide in pairs}
 
 
 def _settings(sides: Sequence[Side]) -> tuple[tuple[str, Any, Any], ...]:
@@ -242,16 +244,6 @@ def _settings(sides: Sequence[Side]) -> tuple[tuple[str, Any, Any], ...]:
         if names:
             return tuple((name, both[0][name], both[1].get(name)) for name in names)
     return ()
-
-
-def _cleared(array: NumpyArray, inputs: Mapping[str, NumpyArray], is_heads: bool = False) -> NumpyArray:
-    """The array with 0 at positions of padding, of which nobody promises anything."""
-    mask, at = inputs.get("key_mask"), -2 if is_heads else 1
-    if mask is None or array.ndim < 3 or (array.shape[0], array.shape[at]) != mask.shape:
-        return array
-    dims = [1] * array.ndim
-    dims[0], dims[at] = mask.shape
-    return np.where(mask.reshape(dims), array, np.zeros((), array.dtype))
 
 
 def _paired(rows: list[PlaceRow]) -> list[PlaceRow]:
@@ -298,20 +290,8 @@ def _row(ours: Place, other: Place, bound: float) -> tuple[PlaceRow, NumpyArray 
         says = f"no activation of the other has the numbers of {ours.name}"
         return replace(row, ulps=math.inf, says=says), None
     first, second = ours.array, other.array
-    unlike = _difference(first, second)
+    unlike = difference_of(first, second)
     heads = range(first.shape[-3]) if ours.is_heads else ()
-    distances = tuple(_ulps(first[..., at, :, :], second[..., at, :, :]) for at in heads)
+    distances = tuple(ulps_of(first[..., at, :, :], second[..., at, :, :]) for at in heads)
     row = row if unlike is None else replace(row, ulps=unlike.ulps, heads=distances, says=unlike.text(ours.name))
     return row, second
-
-
-def _difference(first: NumpyArray, second: NumpyArray) -> Difference | None:
-    """How two results differ in the wider of their types, in units of the largest number of each position."""
-    wide = max((first.dtype, second.dtype), key=lambda each: finfo(each.name).nmant)
-    scale = np.broadcast_to(np.abs(first.astype(np.float64)).max(axis=-1, keepdims=True), first.shape)
-    return difference(first.astype(wide), second.astype(wide), scale)
-
-
-def _ulps(first: NumpyArray, second: NumpyArray) -> float:
-    unlike = _difference(first, second)
-    return 0.0 if unlike is None else unlike.ulps

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 import attention_models as models
+from attention_conformance.oracle.ulps import Difference, difference
 from attention_conformance.port.records import Place, record
 from attention_conformance.port.sides import Side, place_of
 from attention_conformance.problem import NumpyArray
@@ -201,25 +202,27 @@ class Stage(NamedTuple):
 
 
 def mistake_of(
-    side: Side, inputs: Inputs, places: Sequence[Place], targets: Callable[[str, NumpyArray], list[NumpyArray]],
-    bounds: Mapping[str, float], name: str, *,
-    ulps: Callable[[NumpyArray, NumpyArray], float], clear: Callable[[Place], NumpyArray],
-) -> list[Cause]:  # fmt: skip
+    side: Side,
+    inputs: Inputs,
+    places: Sequence[Place],
+    targets: Callable[[str, NumpyArray], list[NumpyArray]],
+    bounds: Mapping[str, float],
+    name: str,
+) -> list[Cause]:
     """The mistake with which a definition computes the results of another model, in one layer or in all of them.
 
     A mistake has to explain the first place that left its bound, which has this ``name``. Of several, it is the one
     that is nearest at the end of the layer; or one in all layers, if it alone explains the end, too. The side has the
     definition, and ``places`` what it computed. ``targets`` are the results of the other model that one of ours may be.
-    ``clear`` leaves out padding.
     """
     best = list[tuple[float, Cause]]()
     for stage, names in _stages(side, inputs, places, name) if side.definitions else ():
-        before = {each.name: clear(each) for each in stage.places()}
+        before = {each.name: each.cleared(inputs).array for each in stage.places()}
 
         def nearest(found: Inputs, here: str, names: Callable[[str], str] = names) -> tuple[float, float]:
             """How far a place is from the other model's, as a norm and in ulp."""
             others = targets(names(here), found[here])
-            pairs = [(distance(other, found[here]), ulps(other, found[here])) for other in others]
+            pairs = [(distance(other, found[here]), ulps_of(other, found[here])) for other in others]
             return min(pairs, default=(math.inf, math.inf))
 
         first, last = [here for here in before if names(here) == name] or ["output"], "output"
@@ -228,7 +231,7 @@ def mistake_of(
             continue
         found = list[tuple[float, Cause]]()
         for cause, changed in _mistakes(stage):
-            after = {each.name: clear(each) for each in changed.places()}
+            after = {each.name: each.cleared(inputs).array for each in changed.places()}
             here = first[0] if first[0] in after else last
             (away, off), (_, off_last) = nearest(after, here), nearest(after, last)
             share = 1 - (away / parted) ** 2
@@ -251,6 +254,19 @@ def distance(first: NumpyArray, second: NumpyArray) -> float:
     with np.errstate(all="ignore"):
         found = float(np.linalg.norm(first.astype(np.float64) - second.astype(np.float64)))
     return found if math.isfinite(found) else math.inf
+
+
+def difference_of(first: NumpyArray, second: NumpyArray) -> Difference | None:
+    """How two results differ in the wider of their types, in units of the largest number of each position."""
+    wide = max((first.dtype, second.dtype), key=lambda each: ml_dtypes.finfo(each.name).nmant)
+    scale = np.broadcast_to(np.abs(first.astype(np.float64)).max(axis=-1, keepdims=True), first.shape)
+    return difference(first.astype(wide), second.astype(wide), scale)
+
+
+def ulps_of(first: NumpyArray, second: NumpyArray) -> float:
+    """How far two results lie apart at most, in these units."""
+    unlike = difference_of(first, second)
+    return 0.0 if unlike is None else unlike.ulps
 
 
 def _stages(

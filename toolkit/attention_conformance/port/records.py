@@ -46,6 +46,15 @@ class Place(NamedTuple):
     array: NumpyArray
     is_heads: bool = False
 
+    def cleared(self, inputs: Inputs) -> Place:
+        """The place with 0 at positions of padding, of which nobody promises anything."""
+        array, mask, at = self.array, inputs.get("key_mask"), -2 if self.is_heads else 1
+        if mask is None or array.ndim < 3 or (array.shape[0], array.shape[at]) != mask.shape:
+            return self
+        dims = [1] * array.ndim
+        dims[0], dims[at] = mask.shape
+        return self._replace(array=np.where(mask.reshape(dims), array, np.zeros((), array.dtype)))
+
 
 def record(side: Side, inputs: Inputs) -> list[Place]:
     """Run a model on inputs, and return its places in the order in which they were computed; the last is the output.
