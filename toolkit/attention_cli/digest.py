@@ -88,11 +88,11 @@ def _digest_chain(options: Digest) -> None:
             found = chains.chain_of(prompt, get_backend(name))
             places = sum(len(row) for rows in found.values() for row in rows)
             typer.echo(f"{name}: {len(found)} places, {places} hashes, in {options.arithmetic} arithmetic")
-            place = chains.first_unlike(chain or found, found)
-            unlike = unlike or (place and f"{name} parts from the backend before at {place}")
+            difference = chains.first_unlike(chain or found, found)
+            unlike = unlike or (difference and f"{name} parts from the backend before at {difference}")
             chain = chain or found
-        place = chains.first_unlike(other, chain) if there else ""
-        unlike = unlike or (place and f"parts from {options.against} at {place}")
+        difference = chains.first_unlike(other, chain) if there else ""
+        unlike = unlike or (difference and f"parts from {options.against} at {difference}")
     if there and there["model"] != here["model"]:
         typer.echo(f"the model is not that of {options.against}: {here['model']} and {there['model']}")
         unlike = unlike or "no place differs, of these tokens"

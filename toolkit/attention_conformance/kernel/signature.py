@@ -62,11 +62,11 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameters, bool]:
     found: Parameters = {}
     for layer in _layers(function):
         if isinstance(layer, functools.partial):
-            own, is_open = parameters_of(layer)
+            signature, is_open = parameters_of(layer)
         else:
-            own = _signature(layer) or {"args": inspect.Parameter("args", OPEN[0])}
-            is_open = any(each.kind in OPEN for each in own.values())
-        named = [each for each in own.values() if each.kind not in OPEN]
+            signature = _signature(layer) or {"args": inspect.Parameter("args", OPEN[0])}
+            is_open = any(each.kind in OPEN for each in signature.values())
+        named = [each for each in signature.values() if each.kind not in OPEN]
         passed = sum(each.kind is not each.KEYWORD_ONLY for each in found.values())
         found |= {each.name: each for each in named[passed:] if each.name not in found}
         if not is_open:
