@@ -29,7 +29,7 @@ from ..call import Call
 from ..facts import is_clean
 from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad, zero_unless_finite
 from .plan import Plan, block_tuning, pack, unpack
-from .visits import ScoreBlock, make_visits, modified_scores, score_block, score_variables, visit_blocks
+from .visits import ScoreBlock, for_each_keys, modified_scores, score_block, score_variables
 
 
 def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
@@ -40,7 +40,6 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     call, (queries, keys) = unpack(plan, arrays, backend), plan.block_sizes
     plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)))
     grid = make_grid(plan, call)
-    grid = grid._replace(visits=make_visits(grid, by_key=True))
     if not grid.all_finite and can_be_read(*arrays[:3], cotangents[0]):
         gradients = _gradients(grid._replace(all_finite=True), call, results, cotangents)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
@@ -84,7 +83,7 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
 
 
 class GradientSums(NamedTuple):
-    """Gradients as sums so far: stacks of blocks, or those of one block of keys."""
+    """Gradients as sums so far: stacks of blocks, but for those of `score_variables`."""
 
     d_query: Any
     d_key: Any
@@ -97,68 +96,51 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
     xp = grid.xp
     depth = shape(grid.call.key, xp=xp)[-1]
     variables = upcast(score_variables(grid.call), xp=xp) if grid.changes_scores else ()
-    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta)
-    d_variables = tuple(xp.zeros_like(x) for x in variables)
-    sums = GradientSums(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
-    is_shared = sums.d_bias is not None or bool(d_variables)
-    return grid.for_each_sample(functools.partial(_backward_sample, grid, rows), sums, is_shared=is_shared)  # type: ignore[no-any-return]
+    stacks, d_bias = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta), grid.bias_stack()
+    sums = GradientSums(*stacks, d_bias, d_variables=tuple(xp.zeros_like(x) for x in variables))
+
+    def of_sample(sample: Sample) -> list[Array]:
+        return [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
+
+    add, is_shared = functools.partial(_add_block, grid), d_bias is not None or bool(variables)
+    return for_each_keys(grid, of_sample, add, sums, is_shared=is_shared)  # type: ignore[no-any-return]
 
 
-def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
-    """The gradients with those of one sample of the batch, of one block of keys after the other."""
-    xp, loops, sample = grid.xp, grid.loops, grid.sample_at(index)
-    queries = [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
-
-    def add_keys(j: Any, sums: GradientSums) -> GradientSums:
-        k, v = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
-        transposed = xp.matrix_transpose(k), xp.matrix_transpose(grid.finite_or_zero(v))
-        block = KeyBlock(sample, queries, grid.finite_or_zero(k), transposed, index=index, j=j)
-        start = sums._replace(d_key=xp.zeros_like(k), d_value=xp.zeros_like(v))
-        state = visit_blocks(grid, sample.index, j, functools.partial(_absorb, grid, block), state=start)
-        position = index * grid.counts[1] + j
-        return state._replace(  # type: ignore[no-any-return]
-            d_key=loops.add_block(sums.d_key, position, state.d_key),
-            d_value=loops.add_block(sums.d_value, position, state.d_value),
-        )
-
-    return loops.loop(0, grid.counts[1], add_keys, sums)  # type: ignore[no-any-return]
-
-
-class KeyBlock(NamedTuple):
-    """One block of keys and values, which all blocks of queries in sight add to."""
-
-    sample: Sample
-    queries: list[Array]  # all of the sample, and their `RowArrays`
-    keys: Array  # with 0 for what is not finite
-    transposed: tuple[Array, Array]  # keys and values
-    index: Any
-    j: Any
-
-
-def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: GradientSums) -> GradientSums:
-    """The gradients with those of one block of scores."""
-    xp, loops, (sample, of_rows, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
+def _add_block(
+    grid: Grid, sample: Sample, of_rows: list[Array], j: Any, masked: bool, i: Any, sums: GradientSums
+) -> GradientSums:
+    """The gradients with those of one block of scores: of some queries and their `RowArrays`, and some keys."""
+    xp, loops = grid.xp, grid.loops
     queries, d_output, delta, logsumexp = (loops.block(x, i, grid.sizes[0], -2) for x in of_rows)
+    keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+    keys_t, values_t = xp.matrix_transpose(keys), xp.matrix_transpose(grid.finite_or_zero(values))
     block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
     masks_again = block.allowed is not None and (not grid.all_finite or grid.call.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
-    d_value = xp.add(state.d_value, matmul_transposed(_drop(grid, block, weights), d_output, xp))
+    d_value = matmul_transposed(_drop(grid, block, weights), d_output, xp)
     d_weights = _drop(grid, block, matmul_per_group(d_output, values_t, xp))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
-    d_bias, d_variables = state.d_bias, state.d_variables
+    d_bias, d_variables = sums.d_bias, sums.d_variables
     if d_bias is not None:
         d_bias = grid.add_bias_gradient(sample, d_bias, d_scores, i, j=j)
     if grid.changes_scores:
         d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
-    d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
-    d_key = xp.add(state.d_key, matmul_transposed(d_scores, grid.finite_or_zero(queries), xp))
-    return GradientSums(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
+    d_query = matmul_per_group(d_scores, grid.finite_or_zero(keys), xp)
+    d_key = matmul_transposed(d_scores, grid.finite_or_zero(queries), xp)
+    at_queries, at_keys = (sample.round * count + index for count, index in zip(grid.counts, (i, j), strict=True))
+    return GradientSums(
+        loops.add_block(sums.d_query, at_queries, d_query),
+        loops.add_block(sums.d_key, at_keys, d_key),
+        loops.add_block(sums.d_value, at_keys, d_value),
+        d_bias,
+        d_variables=d_variables,
+    )
 
 
 def _drop(grid: Grid, block: ScoreBlock, x: Array) -> Array:

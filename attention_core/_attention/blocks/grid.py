@@ -21,6 +21,7 @@ EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one
 class Sample(NamedTuple):
     """One sample of the batch, or one key/value head of it."""
 
+    round: Any  # of all rounds
     index: Any  # in the batch
     head: Any  # None for all heads
     query: Array  # (G, R, M, D)
@@ -92,7 +93,7 @@ class Grid(NamedTuple):
         at = self.at
         if at is not None:
             at = at._replace(batch=self.loops.block_at(at.batch, b), head=self.part_of(at.head, b, g))
-        return Sample(b, g, query, key, value, bias=bias, rule=rule, at=at)
+        return Sample(index, b, g, query, key, value, bias=bias, rule=rule, at=at)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""

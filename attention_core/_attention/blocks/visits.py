@@ -111,12 +111,34 @@ def for_each_rows(
         prepared = prepare(sample)
 
         def add_rows(i: Any, accumulators: Any) -> Any:
-            row_blocks = itertools.repeat(index * grid.counts[0] + i, len(accumulators))
+            row_blocks = itertools.repeat(sample.round * grid.counts[0] + i, len(accumulators))
             return tuple(map(loops.add_block, accumulators, row_blocks, compute(QueryRows(grid, sample, i), prepared)))
 
         return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work)
 
     return tuple(grid.concat_blocks(grid.for_each_sample(add_sample, accumulators), 0))
+
+
+def for_each_keys(
+    grid: Grid, prepare: Callable[[Sample], Any], add: Callable[..., Any], sums: Any, *, is_shared: bool = False
+) -> Any:
+    """Sums over all blocks of scores, which are visited key by key: stacks of blocks of either side, and others.
+
+    ``add(sample, prepared, j, masked, i, sums)`` adds what a block of scores has to them. ``prepared`` is what
+    ``prepare(sample)`` returns, as in `for_each_rows`. With ``is_shared``, all samples add to the same sums.
+    """
+    grid = grid._replace(visits=make_visits(grid, by_key=True))
+
+    def add_sample(index: Any, sums: Any) -> Any:
+        sample = grid.sample_at(index)
+        prepared = prepare(sample)
+
+        def add_keys(j: Any, sums: Any) -> Any:
+            return visit_blocks(grid, sample.index, j, functools.partial(add, sample, prepared, j), sums)
+
+        return grid.loops.loop(0, grid.counts[1], add_keys, sums)
+
+    return grid.for_each_sample(add_sample, sums, is_shared=is_shared)
 
 
 def _listed_kinds(grid: Grid) -> list[Any] | None:
