@@ -96,8 +96,9 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
     xp = grid.xp
     depth = shape(grid.call.key, xp=xp)[-1]
     variables = upcast(score_variables(grid.call), xp=xp) if grid.changes_scores else ()
-    stacks, d_bias = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta), grid.bias_stack()
-    sums = GradientSums(*stacks, d_bias, d_variables=tuple(xp.zeros_like(x) for x in variables))
+    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta)
+    d_bias, d_variables = grid.bias_stack(), tuple(xp.zeros_like(x) for x in variables)
+    sums = GradientSums(d_query, d_key, d_value, d_bias, d_variables=d_variables)
 
     def of_sample(sample: Sample) -> list[Array]:
         return [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
