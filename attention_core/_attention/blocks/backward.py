@@ -48,14 +48,14 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
 
 
 def _gradients(grid: Grid, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
-    sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
-    gradients = [*grid.concat_blocks(sums[:1], 0), *grid.concat_blocks(sums[1:3], 1)]
+    d_query, d_key, d_value, d_bias, d_variables = _accumulate(grid, _row_arrays(grid, results, cotangents))
+    gradients = [*grid.concat_blocks((d_query,), 0), *grid.concat_blocks((d_key, d_value), 1)]
     if not grid.all_finite:  # elements that are not finite were replaced, and have no gradient
         gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, call[:3], strict=True)]
     if call.bias is not None:
-        gradients.append(grid.concat_bias_gradient(sums.d_bias))
+        gradients.append(grid.concat_bias_gradient(d_bias))
     variables, arrays = score_variables(call), pack(call)[1]
-    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(sums.d_variables, variables, strict=True)])
+    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(d_variables, variables, strict=True)])
     others = arrays[len(gradients) :]  # of cap and score modification, and those that have no gradient
     return *gradients, *(next(rounded) if any(x is each for each in variables) else None for x in others)
 
@@ -82,23 +82,13 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     )
 
 
-class GradientSums(NamedTuple):
-    """Gradients as sums so far: stacks of blocks, but for those of `score_variables`."""
-
-    d_query: Any
-    d_key: Any
-    d_value: Any
-    d_bias: Any
-    d_variables: Arrays
-
-
-def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
+def _accumulate(grid: Grid, rows: RowArrays) -> tuple[Any, ...]:
+    """Gradients as sums: stacks of those of query, key, value and bias, and those of `score_variables`."""
     xp = grid.xp
     depth = shape(grid.call.key, xp=xp)[-1]
     variables = upcast(score_variables(grid.call), xp=xp) if grid.changes_scores else ()
-    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta)
-    d_bias, d_variables = grid.bias_stack(), tuple(xp.zeros_like(x) for x in variables)
-    sums = GradientSums(d_query, d_key, d_value, d_bias, d_variables=d_variables)
+    stacks, d_bias = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta), grid.bias_stack()
+    sums = *stacks, d_bias, tuple(xp.zeros_like(x) for x in variables)
 
     def of_sample(sample: Sample) -> list[Array]:
         return [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
@@ -108,10 +98,10 @@ def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
 
 
 def _add_block(
-    grid: Grid, sample: Sample, of_rows: list[Array], j: Any, masked: bool, i: Any, sums: GradientSums
-) -> GradientSums:
+    grid: Grid, sample: Sample, of_rows: list[Array], j: Any, masked: bool, i: Any, sums: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """The gradients with those of one block of scores: of some queries and their `RowArrays`, and some keys."""
-    xp, loops = grid.xp, grid.loops
+    xp, loops, (d_query, d_key, d_value, d_bias, d_variables) = grid.xp, grid.loops, sums
     queries, d_output, delta, logsumexp = (loops.block(x, i, grid.sizes[0], -2) for x in of_rows)
     keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
     keys_t, values_t = xp.matrix_transpose(keys), xp.matrix_transpose(grid.finite_or_zero(values))
@@ -121,27 +111,20 @@ def _add_block(
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
-    d_value = matmul_transposed(_drop(grid, block, weights), d_output, xp)
+    at_queries, at_keys = (sample.round * count + index for count, index in zip(grid.counts, (i, j), strict=True))
+    d_value = loops.add_block(d_value, at_keys, matmul_transposed(_drop(grid, block, weights), d_output, xp))
     d_weights = _drop(grid, block, matmul_per_group(d_output, values_t, xp))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
-    d_bias, d_variables = sums.d_bias, sums.d_variables
     if d_bias is not None:
         d_bias = grid.add_bias_gradient(sample, d_bias, d_scores, i, j=j)
     if grid.changes_scores:
         d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
-    d_query = matmul_per_group(d_scores, grid.finite_or_zero(keys), xp)
-    d_key = matmul_transposed(d_scores, grid.finite_or_zero(queries), xp)
-    at_queries, at_keys = (sample.round * count + index for count, index in zip(grid.counts, (i, j), strict=True))
-    return GradientSums(
-        loops.add_block(sums.d_query, at_queries, d_query),
-        loops.add_block(sums.d_key, at_keys, d_key),
-        loops.add_block(sums.d_value, at_keys, d_value),
-        d_bias,
-        d_variables=d_variables,
-    )
+    d_query = loops.add_block(d_query, at_queries, matmul_per_group(d_scores, grid.finite_or_zero(keys), xp))
+    d_key = loops.add_block(d_key, at_keys, matmul_transposed(d_scores, grid.finite_or_zero(queries), xp))
+    return d_query, d_key, d_value, d_bias, d_variables
 
 
 def _drop(grid: Grid, block: ScoreBlock, x: Array) -> Array:
