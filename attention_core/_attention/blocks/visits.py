@@ -27,11 +27,16 @@ class Visits(NamedTuple):
     shared: bool = True  # whether all samples of the batch share one order
 
 
-def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
-    """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
+def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits | None:
+    """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one.
+
+    ``None`` for one block of keys, without a loop, which is not left out.
+    """
     call, xp, loops = grid.call, grid.xp, grid.loops
     rows, columns = grid.counts
     along = rows if by_key else columns
+    if not by_key and isinstance(columns, int) and columns == 1 and (loops.traced or call.mask is None):
+        return None
     if call.mask is None and not grid.padded:
         return Visits(None, 0 if grid.may_be_empty else along, along)
     if not loops.traced:
@@ -103,7 +108,7 @@ def for_each_rows(
     ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a sample.
     """
     loops = grid.loops
-    if grid.visits is None and not grid.is_one_block:
+    if grid.visits is None:
         grid = grid._replace(visits=make_visits(grid, by_key=False))
 
     def add_sample(index: Any, accumulators: Any) -> Any:
