@@ -90,20 +90,28 @@ def _accumulate(grid: Grid, rows: RowArrays) -> tuple[Any, ...]:
     stacks, d_bias = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta), grid.bias_stack()
     sums = *stacks, d_bias, tuple(xp.zeros_like(x) for x in variables)
 
-    def of_sample(sample: Sample) -> list[Array]:
-        return [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
+    def of_sample(sample: Sample) -> tuple[list[Array], Arrays]:
+        of_rows = [grid.part_of(x, sample.index, sample.head) for x in rows]
+        return [sample.query, *of_rows], (sample.key, sample.value)
 
     add, is_shared = functools.partial(_add_block, grid), d_bias is not None or bool(variables)
     return for_each_keys(grid, of_sample, add, sums, is_shared=is_shared)  # type: ignore[no-any-return]
 
 
 def _add_block(
-    grid: Grid, sample: Sample, of_rows: list[Array], j: Any, masked: bool, i: Any, sums: tuple[Any, ...]
+    grid: Grid,
+    sample: Sample,
+    of_rows: list[Array],
+    of_keys: Arrays,
+    j: Any,
+    masked: bool,
+    i: Any,
+    sums: tuple[Any, ...],
 ) -> tuple[Any, ...]:
     """The gradients with those of one block of scores: of some queries and their `RowArrays`, and some keys."""
     xp, loops, (d_query, d_key, d_value, d_bias, d_variables) = grid.xp, grid.loops, sums
     queries, d_output, delta, logsumexp = (loops.block(x, i, grid.sizes[0], -2) for x in of_rows)
-    keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+    keys, values = of_keys
     keys_t, values_t = xp.matrix_transpose(keys), xp.matrix_transpose(grid.finite_or_zero(values))
     block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Arrays, Namespace, is_floating, on_device_of, positions, shape
+from ..._arrays import Array, Arrays, Namespace, is_floating, map_leaves, on_device_of, positions, shape
 from ..._backend import is_concrete, is_on_host, numbers_of
 from ...masks import Mask, Positions, flatten, unflatten
 from ...masks._band import UNKNOWN
@@ -129,17 +129,19 @@ def for_each_keys(
 ) -> Any:
     """Sums over all blocks of scores, which are visited key by key: stacks of blocks of either side, and others.
 
-    ``add(sample, prepared, j, masked, i, sums)`` adds what a block of scores has to them. ``prepared`` is what
-    ``prepare(sample)`` returns, as in `for_each_rows`. With ``is_shared``, all samples add to the same sums.
+    ``prepare(sample)`` returns what is known of queries, and a tree of arrays of keys (G, N, ...). With blocks of
+    these, ``add(sample, of_rows, keys, j, masked, i, sums)`` adds what a block of scores has to the sums. With
+    ``is_shared``, all samples add to the same.
     """
     grid = grid._replace(visits=make_visits(grid, by_key=True))
 
     def add_sample(index: Any, sums: Any) -> Any:
         sample = grid.sample_at(index)
-        prepared = prepare(sample)
+        of_rows, of_keys = prepare(sample)
 
         def add_keys(j: Any, sums: Any) -> Any:
-            return visit_blocks(grid, sample.index, j, functools.partial(add, sample, prepared, j), sums)
+            keys = map_leaves(functools.partial(grid.loops.block, index=j, size=grid.sizes[1], axis=-2), of_keys)
+            return visit_blocks(grid, sample.index, j, functools.partial(add, sample, of_rows, keys, j), sums)
 
         return grid.loops.loop(0, grid.counts[1], add_keys, sums)
 

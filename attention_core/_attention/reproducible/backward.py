@@ -207,12 +207,11 @@ SIDES = 0, 1, 1, 0, 1, 1  # of the gradients of query, key and value, and of the
 
 
 def _add_block(
-    grid: Grid, sample: Sample, factors: tuple[_Queries, _Keys], j: Any, masked: bool, i: Any, stacks: Any
+    grid: Grid, sample: Sample, of_rows: _Queries, keys: _Keys, j: Any, masked: bool, i: Any, stacks: Any
 ) -> Any:
     """Add the gradients of one block of scores, and their errors: the same products, of errors and of sizes."""
-    xp, sides = grid.xp, zip(factors, (i, j), grid.sizes, strict=True)
-    of_queries, of_keys = ([grid.loops.block(x, index, size, -2) for x in side] for side, index, size in sides)
-    queries, keys = _Queries(*of_queries), _Keys(*of_keys)
+    xp = grid.xp
+    queries = _Queries(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in of_rows))
     product = matmul_per_group(queries.scaled, xp.matrix_transpose(keys.near), xp)
     block = score_block(grid, sample, product, i=i, j=j, masked=masked)
     scores = block.scores
@@ -338,13 +337,11 @@ def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     def cut(sample: Sample) -> _Exact:
         return _cut_factors(rows.of(grid, sample), sample, xp)
 
-    def d_scores_at(block: QueryRows, exact: _Exact, masked: bool, j: Any) -> Array:
-        factors = exact.replace(0, block.block).replace(1, lambda x: loops.block(x, j, grid.sizes[1], -2))
-        return _exact_d_scores(grid, block.sample, factors, i=block.i, j=j, masked=masked)[1]
-
     def largest_of(block: QueryRows, exact: _Exact) -> Arrays:
         def add_keys(masked: bool, j: Any, largest: Array) -> Array:
-            return xp.maximum(largest, largest_magnitude(d_scores_at(block, exact, masked, j), -1, xp))
+            factors = exact.replace(0, block.block).replace(1, lambda x: loops.block(x, j, grid.sizes[1], -2))
+            _, d_scores, _ = _exact_d_scores(grid, block.sample, factors, i=block.i, j=j, masked=masked)
+            return xp.maximum(largest, largest_magnitude(d_scores, -1, xp))
 
         return (block.visit(add_keys, xp.zeros_like(block.block(exact.of_queries[-1]))),)
 
@@ -354,9 +351,10 @@ def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     unit = power_above_max(largest, (*shared, 4), xp)
     inverse = xp.add(xp.zeros_like(largest), xp.divide(2.0**BIAS_BITS, unit))
 
-    def add(sample: Sample, exact: _Exact, j: Any, masked: bool, i: Any, stacks: Any) -> Any:
+    def add(sample: Sample, of_rows: Any, of_keys: Any, j: Any, masked: bool, i: Any, stacks: Any) -> Any:
         block = QueryRows(grid, sample, i)
-        d_scores = d_scores_at(block, exact, masked, j)
+        factors = _Exact(of_rows, of_keys).replace(0, block.block)
+        _, d_scores, _ = _exact_d_scores(grid, sample, factors, i=i, j=j, masked=masked)
         parts = split_carry(xp.round(xp.multiply(d_scores, block.block_of(inverse))), xp)
         return tuple(grid.add_bias_gradient(sample, *each, i, j=j) for each in zip(stacks, parts, strict=True))
 
