@@ -29,7 +29,7 @@ from ..call import Call
 from ..facts import is_clean
 from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad, zero_unless_finite
 from .plan import Plan, block_tuning, pack, unpack
-from .visits import ScoreBlock, make_visits, modified_scores, score_block, score_variables, visit_blocks
+from .visits import ScoreBlock, for_each_keys, modified_scores, score_block, score_variables
 
 
 def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, backend: Backend) -> Gradients:
@@ -40,7 +40,6 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
     call, (queries, keys) = unpack(plan, arrays, backend), plan.block_sizes
     plan = plan._replace(block_sizes=(queries, min(keys, block_tuning(call).backward_keys)))
     grid = make_grid(plan, call)
-    grid = grid._replace(visits=make_visits(grid, by_key=True))
     if not grid.all_finite and can_be_read(*arrays[:3], cotangents[0]):
         gradients = _gradients(grid._replace(all_finite=True), call, results, cotangents)
         if all(bool(is_clean(each, backend.namespace)) for each in gradients if each is not None):
@@ -49,14 +48,14 @@ def backward(plan: Plan, arrays: Arrays, results: Arrays, cotangents: Arrays, ba
 
 
 def _gradients(grid: Grid, call: Call, results: Arrays, cotangents: Arrays) -> Gradients:
-    sums = _accumulate(grid, _row_arrays(grid, results, cotangents))
-    gradients = [*grid.concat_blocks(sums[:1], 0), *grid.concat_blocks(sums[1:3], 1)]
+    d_query, d_key, d_value, d_bias, d_variables = _accumulate(grid, _row_arrays(grid, results, cotangents))
+    gradients = [*grid.concat_blocks((d_query,), 0), *grid.concat_blocks((d_key, d_value), 1)]
     if not grid.all_finite:  # elements that are not finite were replaced, and have no gradient
         gradients = [zero_unless_finite(x, like, grid.xp) for x, like in zip(gradients, call[:3], strict=True)]
     if call.bias is not None:
-        gradients.append(grid.concat_bias_gradient(sums.d_bias))
+        gradients.append(grid.concat_bias_gradient(d_bias))
     variables, arrays = score_variables(call), pack(call)[1]
-    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(sums.d_variables, variables, strict=True)])
+    rounded = iter([cast_to(d, x.dtype, xp=grid.xp) for d, x in zip(d_variables, variables, strict=True)])
     others = arrays[len(gradients) :]  # of cap and score modification, and those that have no gradient
     return *gradients, *(next(rounded) if any(x is each for each in variables) else None for x in others)
 
@@ -83,82 +82,57 @@ def _row_arrays(grid: Grid, results: tuple[Array, Array, Array], cotangents: tup
     )
 
 
-class GradientSums(NamedTuple):
-    """Gradients as sums so far: stacks of blocks, or those of one block of keys."""
-
-    d_query: Any
-    d_key: Any
-    d_value: Any
-    d_bias: Any
-    d_variables: Arrays
-
-
-def _accumulate(grid: Grid, rows: RowArrays) -> GradientSums:
+def _accumulate(grid: Grid, rows: RowArrays) -> tuple[Any, ...]:
+    """Gradients as sums: stacks of those of query, key, value and bias, and those of `score_variables`."""
     xp = grid.xp
     depth = shape(grid.call.key, xp=xp)[-1]
     variables = upcast(score_variables(grid.call), xp=xp) if grid.changes_scores else ()
-    d_query, d_key, d_value = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta)
-    d_variables = tuple(xp.zeros_like(x) for x in variables)
-    sums = GradientSums(d_query, d_key, d_value, grid.bias_stack(), d_variables=d_variables)
-    is_shared = sums.d_bias is not None or bool(d_variables)
-    return grid.for_each_sample(functools.partial(_backward_sample, grid, rows), sums, is_shared=is_shared)  # type: ignore[no-any-return]
+    stacks, d_bias = grid.gradient_stacks(depth, depth, grid.width, after=rows.delta), grid.bias_stack()
+    sums = *stacks, d_bias, tuple(xp.zeros_like(x) for x in variables)
+
+    def of_sample(sample: Sample) -> tuple[list[Array], Arrays]:
+        of_rows = [grid.part_of(x, sample.index, sample.head) for x in rows]
+        return [sample.query, *of_rows], (sample.key, sample.value)
+
+    add, is_shared = functools.partial(_add_block, grid), d_bias is not None or bool(variables)
+    return for_each_keys(grid, of_sample, add, sums, is_shared=is_shared)  # type: ignore[no-any-return]
 
 
-def _backward_sample(grid: Grid, rows: RowArrays, index: Any, sums: GradientSums) -> GradientSums:
-    """The gradients with those of one sample of the batch, of one block of keys after the other."""
-    xp, loops, sample = grid.xp, grid.loops, grid.sample_at(index)
-    queries = [sample.query, *(grid.part_of(x, sample.index, sample.head) for x in rows)]
-
-    def add_keys(j: Any, sums: GradientSums) -> GradientSums:
-        k, v = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
-        transposed = xp.matrix_transpose(k), xp.matrix_transpose(grid.finite_or_zero(v))
-        block = KeyBlock(sample, queries, grid.finite_or_zero(k), transposed, index=index, j=j)
-        start = sums._replace(d_key=xp.zeros_like(k), d_value=xp.zeros_like(v))
-        state = visit_blocks(grid, sample.index, j, functools.partial(_absorb, grid, block), state=start)
-        position = index * grid.counts[1] + j
-        return state._replace(  # type: ignore[no-any-return]
-            d_key=loops.add_block(sums.d_key, position, state.d_key),
-            d_value=loops.add_block(sums.d_value, position, state.d_value),
-        )
-
-    return loops.loop(0, grid.counts[1], add_keys, sums)  # type: ignore[no-any-return]
-
-
-class KeyBlock(NamedTuple):
-    """One block of keys and values, which all blocks of queries in sight add to."""
-
-    sample: Sample
-    queries: list[Array]  # all of the sample, and their `RowArrays`
-    keys: Array  # with 0 for what is not finite
-    transposed: tuple[Array, Array]  # keys and values
-    index: Any
-    j: Any
-
-
-def _absorb(grid: Grid, of_keys: KeyBlock, masked: bool, i: Any, state: GradientSums) -> GradientSums:
-    """The gradients with those of one block of scores."""
-    xp, loops, (sample, of_rows, keys, (keys_t, values_t), index, j) = grid.xp, grid.loops, of_keys
+def _add_block(
+    grid: Grid,
+    sample: Sample,
+    of_rows: list[Array],
+    of_keys: Arrays,
+    j: Any,
+    masked: bool,
+    i: Any,
+    sums: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """The gradients with those of one block of scores: of some queries and their `RowArrays`, and some keys."""
+    xp, loops, (d_query, d_key, d_value, d_bias, d_variables) = grid.xp, grid.loops, sums
     queries, d_output, delta, logsumexp = (loops.block(x, i, grid.sizes[0], -2) for x in of_rows)
+    keys, values = of_keys
+    keys_t, values_t = xp.matrix_transpose(keys), xp.matrix_transpose(grid.finite_or_zero(values))
     block = score_block(grid, sample, queries, keys_t, i=i, j=j, masked=masked)
     # A masked value may make something that is not finite, which the gradient of a bias would show.
     masks_again = block.allowed is not None and (not grid.all_finite or grid.call.bias is not None)
     weights = loops.exp_difference(block.scores, logsumexp)
     if masks_again:
         weights = xp.where(block.allowed, weights, 0.0)  # even those of a query that is NaN
-    d_value = xp.add(state.d_value, matmul_transposed(_drop(grid, block, weights), d_output, xp))
+    at_queries, at_keys = (sample.round * count + index for count, index in zip(grid.counts, (i, j), strict=True))
+    d_value = loops.add_block(d_value, at_keys, matmul_transposed(_drop(grid, block, weights), d_output, xp))
     d_weights = _drop(grid, block, matmul_per_group(d_output, values_t, xp))
     d_scores = loops.inplace(xp.subtract, d_weights, delta)
     d_scores = loops.inplace(xp.multiply, d_scores, weights)
     if masks_again:
         d_scores = xp.where(block.allowed, d_scores, 0.0)  # even if a masked value made it overflow
-    d_bias, d_variables = state.d_bias, state.d_variables
     if d_bias is not None:
         d_bias = grid.add_bias_gradient(sample, d_bias, d_scores, i, j=j)
     if grid.changes_scores:
         d_scores, d_variables = _through_modification(grid, block, d_scores, d_variables)
-    d_query = loops.add_block(state.d_query, index * grid.counts[0] + i, matmul_per_group(d_scores, keys, xp))
-    d_key = xp.add(state.d_key, matmul_transposed(d_scores, grid.finite_or_zero(queries), xp))
-    return GradientSums(d_query=d_query, d_key=d_key, d_value=d_value, d_bias=d_bias, d_variables=d_variables)
+    d_query = loops.add_block(d_query, at_queries, matmul_per_group(d_scores, grid.finite_or_zero(keys), xp))
+    d_key = loops.add_block(d_key, at_keys, matmul_transposed(d_scores, grid.finite_or_zero(queries), xp))
+    return d_query, d_key, d_value, d_bias, d_variables
 
 
 def _drop(grid: Grid, block: ScoreBlock, x: Array) -> Array:

@@ -64,8 +64,6 @@ def forward_grid(plan: Plan, call: Call) -> Grid:
         # Smaller blocks of keys skip more of a mask; neighbours are then joined to runs of the former size.
         plan = plan._replace(block_sizes=(plan.block_sizes[0], min(plan.block_sizes)))
     grid = make_grid(plan, call)
-    if grid.is_one_block:
-        return grid
     return grid._replace(visits=make_visits(grid, by_key=False, run_keys=block_tuning(call).keys))
 
 
@@ -137,7 +135,7 @@ class Running(NamedTuple):
 def _attend(rows: QueryRows, _: None) -> tuple[Array, Array]:
     """Output, logsumexp and remainder of a block of queries."""
     grid, query = rows.grid, rows.block(rows.sample.query)
-    empty = _empty_state(grid, query) if grid.loops.traced and not grid.is_one_block else None
+    empty = _empty_state(grid, query) if grid.loops.traced and grid.visits is not None else None
     state = rows.visit(functools.partial(_absorb, rows, query), empty)
     return _finish(grid, _empty_state(grid, query) if state is None else state)
 

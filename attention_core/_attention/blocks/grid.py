@@ -21,6 +21,7 @@ EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one
 class Sample(NamedTuple):
     """One sample of the batch, or one key/value head of it."""
 
+    round: Any  # of all rounds
     index: Any  # in the batch
     head: Any  # None for all heads
     query: Array  # (G, R, M, D)
@@ -49,13 +50,12 @@ class Grid(NamedTuple):
     may_mask: bool  # whether a block may hold masked scores
     all_finite: bool  # whether query, key and value are finite, or a host looks at what is computed of them
     changes_scores: bool  # whether there is a softcap or a score modification
-    is_one_block: bool  # whether there is one block of keys, and no loop over them, nor a block to leave out
     work: int  # of all scores of a round, by the time of one in fast arithmetic; 0 if not computed on the host at once
     at: Positions | None  # of all scores (B, G, R, M, N), if a rule, a function of scores or dropout asks
     cache: dict[Any, Array] | None = None  # masks by distance, under a rule that looks at `key - query` alone
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     weighed: Callable[[Array, Callable[[Array], Array]], Array] = lambda x, even: x  # scores or weights, or even(x)
-    visits: Any = None  # `Visits`, once they are known
+    visits: Any = None  # `Visits`, once they are known and needed
     exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
 
     def of(self, call: Call) -> Grid:
@@ -92,7 +92,7 @@ class Grid(NamedTuple):
         at = self.at
         if at is not None:
             at = at._replace(batch=self.loops.block_at(at.batch, b), head=self.part_of(at.head, b, g))
-        return Sample(b, g, query, key, value, bias=bias, rule=rule, at=at)
+        return Sample(index, b, g, query, key, value, bias=bias, rule=rule, at=at)
 
     def part_of(self, x: Array, b: Any, g: Any) -> Array:
         """The part of an array (B or 1, G or 1, ...) of one sample, and one key/value head if that is not ``None``."""
@@ -257,7 +257,6 @@ def make_grid(plan: Plan, call: Call) -> Grid:
         may_mask=may_be_empty or padded,
         all_finite=not may_be_empty or bool(call.assume_finite),
         changes_scores=call.softcap is not None or call.score_mod is not None,
-        is_one_block=isinstance(counts[1], int) and counts[1] == 1 and (loops.traced or call.mask is None),
         work=scores * (EXACT_WORK if call.arithmetic == "reproducible" else 1),
         at=_positions(call, lengths, [shape(x, xp=xp)[-2] for x in call[:2]]) if asks else None,
         cache={} if relative and repeats and call.bias is None and not loops.traced else None,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Arrays, Namespace, is_floating, on_device_of, positions, shape
+from ..._arrays import Array, Arrays, Namespace, is_floating, map_leaves, on_device_of, positions, shape
 from ..._backend import is_concrete, is_on_host, numbers_of
 from ...masks import Mask, Positions, flatten, unflatten
 from ...masks._band import UNKNOWN
@@ -27,11 +27,16 @@ class Visits(NamedTuple):
     shared: bool = True  # whether all samples of the batch share one order
 
 
-def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits:
-    """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one."""
+def make_visits(grid: Grid, *, by_key: bool, run_keys: int = 0) -> Visits | None:
+    """The blocks to be visited; where loops are not traced, runs of neighbours with up to so many keys as one.
+
+    ``None`` for one block of keys, without a loop, which is not left out.
+    """
     call, xp, loops = grid.call, grid.xp, grid.loops
     rows, columns = grid.counts
     along = rows if by_key else columns
+    if not by_key and isinstance(columns, int) and columns == 1 and (loops.traced or call.mask is None):
+        return None
     if call.mask is None and not grid.padded:
         return Visits(None, 0 if grid.may_be_empty else along, along)
     if not loops.traced:
@@ -103,7 +108,7 @@ def for_each_rows(
     ``prepared`` is what ``prepare(sample)`` returns, which is called once for all blocks of queries of a sample.
     """
     loops = grid.loops
-    if grid.visits is None and not grid.is_one_block:
+    if grid.visits is None:
         grid = grid._replace(visits=make_visits(grid, by_key=False))
 
     def add_sample(index: Any, accumulators: Any) -> Any:
@@ -111,12 +116,36 @@ def for_each_rows(
         prepared = prepare(sample)
 
         def add_rows(i: Any, accumulators: Any) -> Any:
-            row_blocks = itertools.repeat(index * grid.counts[0] + i, len(accumulators))
+            row_blocks = itertools.repeat(sample.round * grid.counts[0] + i, len(accumulators))
             return tuple(map(loops.add_block, accumulators, row_blocks, compute(QueryRows(grid, sample, i), prepared)))
 
         return loops.for_each(grid.counts[0], add_rows, accumulators, grid.work)
 
     return tuple(grid.concat_blocks(grid.for_each_sample(add_sample, accumulators), 0))
+
+
+def for_each_keys(
+    grid: Grid, prepare: Callable[[Sample], Any], add: Callable[..., Any], sums: Any, *, is_shared: bool = False
+) -> Any:
+    """Sums over all blocks of scores, which are visited key by key: stacks of blocks of either side, and others.
+
+    ``prepare(sample)`` returns what is known of queries, and a tree of arrays of keys (G, N, ...). With blocks of
+    these, ``add(sample, of_rows, keys, j, masked, i, sums)`` adds what a block of scores has to the sums. With
+    ``is_shared``, all samples add to the same.
+    """
+    grid = grid._replace(visits=make_visits(grid, by_key=True))
+
+    def add_sample(index: Any, sums: Any) -> Any:
+        sample = grid.sample_at(index)
+        of_rows, of_keys = prepare(sample)
+
+        def add_keys(j: Any, sums: Any) -> Any:
+            keys = map_leaves(functools.partial(grid.loops.block, index=j, size=grid.sizes[1], axis=-2), of_keys)
+            return visit_blocks(grid, sample.index, j, functools.partial(add, sample, of_rows, keys, j), sums)
+
+        return grid.loops.loop(0, grid.counts[1], add_keys, sums)
+
+    return grid.for_each_sample(add_sample, sums, is_shared=is_shared)
 
 
 def _listed_kinds(grid: Grid) -> list[Any] | None:

@@ -30,7 +30,7 @@ from ..._arithmetic.exact import (
     uncontracted,
 )
 from ..._arithmetic.products import exact_sum
-from ..._arrays import Array, Arrays, Gradients, Namespace, map_leaves, shape, take_rows, zeros_with
+from ..._arrays import Array, Arrays, Gradients, Namespace, map_leaves, shape, take_rows
 from ..._backend import Ranks, ranks_of
 from ..blocks.grid import (
     Grid,
@@ -42,7 +42,7 @@ from ..blocks.grid import (
     zero_unless_finite,
 )
 from ..blocks.plan import Plan, unpack
-from ..blocks.visits import QueryRows, for_each_rows, make_visits, visit_blocks
+from ..blocks.visits import QueryRows, for_each_keys, for_each_rows
 from ..call import Call, dropout_scale, flatten_group
 from . import bounds
 from .bounds import TERM_BITS, Reference, Terms, settle
@@ -148,7 +148,8 @@ def _filtered(grid: Grid, rows: RowTerms, ranks: Ranks | None) -> list[Array]:
     """The gradients of query, key and value as far as they are decided, else nan."""
     xp, widths = grid.xp, [shape(x, xp=grid.xp)[-1] for x in (rows.query, rows.query, rows.d_output)]
     stacks = (grid.gradient_stacks(*widths, after=rows.delta, dtype=dtype) for dtype in ("float64", "float32"))
-    stacks = _accumulate(grid, rows, tuple(itertools.chain(*stacks)))
+    of_sample, add = functools.partial(_factors, grid, rows), functools.partial(_add_block, grid)
+    stacks = for_each_keys(grid, of_sample, add, tuple(itertools.chain(*stacks)))
     sums = [grid.concat_blocks((stack,), side)[0] for stack, side in zip(stacks, SIDES, strict=True)]
     if ranks is not None:
         sums = [ranks.total(x) if side else x for x, side in zip(sums, SIDES, strict=True)]
@@ -205,36 +206,12 @@ def _norm(x: Array, grid: Grid) -> Array:
 SIDES = 0, 1, 1, 0, 1, 1  # of the gradients of query, key and value, and of their errors
 
 
-def _accumulate(grid: Grid, rows: RowTerms, accumulators: Any) -> Any:
-    """Sums for the gradients of query, key and value, and their errors, for which blocks are visited key by key."""
-    loops, grid = grid.loops, grid._replace(visits=make_visits(grid, by_key=True))
-
-    def add_sample(index: Any, accumulators: Any) -> Any:
-        sample = grid.sample_at(index)
-        queries, keys = _factors(grid, rows, sample)
-
-        def add_keys(j: Any, accumulators: Any) -> Any:
-            of_keys = _Keys(*(loops.block(x, j, grid.sizes[1], -2) for x in keys))
-            of_values = zeros_with(keys.norm, *shape(of_keys.value, xp=grid.xp), xp=grid.xp)
-            zeros = *map(grid.xp.zeros_like, (of_keys.key, of_keys.value)), grid.xp.zeros_like(of_keys.key_size)
-            state = accumulators[0], *zeros[:2], accumulators[3], zeros[2], of_values
-            add = functools.partial(_add_queries, grid, sample, (queries, of_keys), index, j)
-            sums, at = visit_blocks(grid, sample.index, j, add, state), index * grid.counts[1] + j
-            return tuple(
-                loops.add_block(x, at, y) if side else y for x, y, side in zip(accumulators, sums, SIDES, strict=True)
-            )
-
-        return loops.loop(0, grid.counts[1], add_keys, accumulators)
-
-    return grid.for_each_sample(add_sample, accumulators)
-
-
-def _add_queries(
-    grid: Grid, sample: Sample, factors: tuple[_Queries, _Keys], index: Any, j: Any, masked: bool, i: Any, state: Any
+def _add_block(
+    grid: Grid, sample: Sample, of_rows: _Queries, keys: _Keys, j: Any, masked: bool, i: Any, stacks: Any
 ) -> Any:
     """Add the gradients of one block of scores, and their errors: the same products, of errors and of sizes."""
-    xp, keys = grid.xp, factors[1]
-    queries = _Queries(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in factors[0]))
+    xp = grid.xp
+    queries = _Queries(*(grid.loops.block(x, i, grid.sizes[0], -2) for x in of_rows))
     product = matmul_per_group(queries.scaled, xp.matrix_transpose(keys.near), xp)
     block = score_block(grid, sample, product, i=i, j=j, masked=masked)
     scores = block.scores
@@ -264,10 +241,8 @@ def _add_queries(
         *products(d_scores, kept, queries.query, keys.key, queries.d_output),
         *products(*errors, queries.query_size, keys.key_size, queries.d_output_size),
     )
-    at = index * grid.counts[0] + i
-    return tuple(
-        xp.add(x, y) if side else grid.loops.add_block(x, at, y) for x, y, side in zip(state, sums, SIDES, strict=True)
-    )
+    places = [sample.round * count + index for count, index in zip(grid.counts, (i, j), strict=True)]
+    return tuple(map(grid.loops.add_block, stacks, [places[side] for side in SIDES], sums))
 
 
 def _relative_errors(queries: _Queries, keys: _Keys, bias: Array | None, xp: Namespace) -> Array:
@@ -358,18 +333,15 @@ def _reference(grid: Grid, rows: RowTerms, side: int, sample: Sample) -> Referen
 def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     """Sums of exact gradients of scores, as integers relative to the largest of the rows that share an element."""
     xp, bias, loops = grid.xp, grid.call.bias, grid.loops
-    by_rows = grid._replace(visits=make_visits(grid, by_key=False))
 
     def cut(sample: Sample) -> _Exact:
         return _cut_factors(rows.of(grid, sample), sample, xp)
 
-    def d_scores_at(block: QueryRows, exact: _Exact, masked: bool, j: Any) -> Array:
-        factors = exact.replace(0, block.block).replace(1, lambda x: loops.block(x, j, grid.sizes[1], -2))
-        return _exact_d_scores(grid, block.sample, factors, i=block.i, j=j, masked=masked)[1]
-
     def largest_of(block: QueryRows, exact: _Exact) -> Arrays:
         def add_keys(masked: bool, j: Any, largest: Array) -> Array:
-            return xp.maximum(largest, largest_magnitude(d_scores_at(block, exact, masked, j), -1, xp))
+            factors = exact.replace(0, block.block).replace(1, lambda x: loops.block(x, j, grid.sizes[1], -2))
+            _, d_scores, _ = _exact_d_scores(grid, block.sample, factors, i=block.i, j=j, masked=masked)
+            return xp.maximum(largest, largest_magnitude(d_scores, -1, xp))
 
         return (block.visit(add_keys, xp.zeros_like(block.block(exact.of_queries[-1]))),)
 
@@ -379,26 +351,14 @@ def _bias_gradient(grid: Grid, rows: RowTerms) -> Array:
     unit = power_above_max(largest, (*shared, 4), xp)
     inverse = xp.add(xp.zeros_like(largest), xp.divide(2.0**BIAS_BITS, unit))
 
-    def add_sample(index: Any, stacks: Any) -> Any:
-        sample = grid.sample_at(index)
-        exact = cut(sample)
+    def add(sample: Sample, of_rows: Any, of_keys: Any, j: Any, masked: bool, i: Any, stacks: Any) -> Any:
+        block = QueryRows(grid, sample, i)
+        factors = _Exact(of_rows, of_keys).replace(0, block.block)
+        _, d_scores, _ = _exact_d_scores(grid, sample, factors, i=i, j=j, masked=masked)
+        parts = split_carry(xp.round(xp.multiply(d_scores, block.block_of(inverse))), xp)
+        return tuple(grid.add_bias_gradient(sample, *each, i, j=j) for each in zip(stacks, parts, strict=True))
 
-        def add_rows(i: Any, stacks: Any) -> Any:
-            block = QueryRows(by_rows, sample, i)
-
-            def add_keys(masked: bool, j: Any, stacks: Any) -> Any:
-                d_scores = d_scores_at(block, exact, masked, j)
-                parts = split_carry(xp.round(xp.multiply(d_scores, block.block_of(inverse))), xp)
-                return tuple(
-                    grid.add_bias_gradient(sample, stack, part, i, j=j)
-                    for stack, part in zip(stacks, parts, strict=True)
-                )
-
-            return block.visit(add_keys, stacks)
-
-        return loops.loop(0, grid.counts[0], add_rows, stacks)
-
-    stacks = grid.for_each_sample(add_sample, tuple(grid.bias_stack("float64") for _ in range(2)), is_shared=True)
+    stacks = for_each_keys(grid, cut, add, tuple(grid.bias_stack("float64") for _ in range(2)), is_shared=True)
     total = join_carry(tuple(grid.concat_bias_gradient(stack) for stack in stacks), xp)
     if not is_broadcast(bias, -2):
         unit = unit[..., : grid.lengths[0], :]
