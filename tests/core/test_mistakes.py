@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import pickle
+import struct
 import tomllib
 from pathlib import Path
 from unittest import mock
@@ -124,6 +125,12 @@ def gguf_model(**spoiled):
         return load_gguf("a.gguf")
 
 
+def gguf_start(layout, *values):
+    """Read a file that begins as one of GGUF, and goes on with these values."""
+    Path("a.gguf").write_bytes(b"GGUF" + struct.pack(layout, *values))
+    return load_gguf("a.gguf")
+
+
 def tokenizer(**spoiled):
     """Make the tokenizer of a small GGUF file that is spoiled."""
     values = {"model": "gpt2", "pre": "smollm", "tokens": ["<s>", "a", "<", "<a>"], "merges": []} | spoiled
@@ -139,7 +146,8 @@ def words_of_toolkit():
         "long_factor": [2.5],
         "original_max_position_embeddings": 16,
     }
-    names |= {"language_model": language_model, "long": long, "gguf_model": gguf_model, "tokenizer": tokenizer}
+    names |= {"language_model": language_model, "long": long}
+    names |= {"gguf_model": gguf_model, "gguf_start": gguf_start, "tokenizer": tokenizer}
     names |= {"weights": np.full((2, 2), 0.5), "image": np.zeros((16, 24, 3))}
     viewer = importlib.import_module("attention_view")
     return names | {name: getattr(viewer, name) for name in ("Computed", "view", "view_mask")}
