@@ -52,7 +52,7 @@ class Known(NamedTuple):
     planned: Planned | None = None
 
 
-def prepare(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[str, Any]) -> Known:
+def with_plan(known: Known, arrays: tuple[Array, Array, Array], options: Mapping[str, Any]) -> Known:
     """What is known, with a plan for calls of this signature, if no option but mask and sinks is an array."""
     if is_compiling(arrays[0]) or known.has_constants or not all(map(is_of_eager_type, arrays)):
         return known

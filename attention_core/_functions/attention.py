@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 from .._arithmetic import ARITHMETICS, check_arithmetic, check_width, fan_out
 from .._arrays import Array, ArrayT, cast_to, sizes, sizes_differ
 from .._attention.call import CONTEXTS, Attention, Call, assumes_finite, has_no_pairs, record
-from .._attention.memo import Known, output_of, prepare
+from .._attention.memo import Known, output_of, with_plan
 from .._attention.shards.strategies import Sharded, explain_shards, taken_strategy
 from .._attention.ways import Explanation, all_scores, check_implementation, explain, run_call
 from .._backend import backend_for, common_namespace, may_be_step, with_autocast
@@ -389,7 +389,7 @@ def _check_call(*, query: Array, key: Array, value: Array, starts: Any = None, *
         if starts is not None:
             check_covered(mask, starts, lengths)
     known = Known(xp, backend_for(query, xp), turned is not raw)
-    return prepare(known, (query, key, value), raw)
+    return with_plan(known, (query, key, value), raw)
 
 
 def _check_score_mod(score_mod: Any, num_heads: int | None) -> None:

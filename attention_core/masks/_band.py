@@ -40,12 +40,12 @@ class Band(NamedTuple):
 
     @property
     def has_stop(self) -> bool:
-        """Whether keys are hidden from all queries."""
+        """Whether there is a bound on keys alone, behind which no query attends."""
         return not isinstance(self.stop, int) or self.stop < LIMIT
 
     @property
     def is_plain(self) -> bool:
-        """Whether the rule is these bounds, by positions that count from 0."""
+        """Whether the rule is exactly these bounds, without an offset."""
         return self.is_exact and isinstance(self.offset, int) and self.offset == 0
 
     @property

@@ -46,7 +46,7 @@ from ._band import CAUSAL, FREE, Band, exact_band, integers
 from ._mask import Mask, PairPositions, Positions, Sizes, Spans, as_mask, bounds_of
 
 
-class _Bounded(Mask):
+class _BandRule(Mask):
     """A rule that is a band; one derived from it, with `allowed` of its own, has no bounds.
 
     Of its arrays, those in the fields ``lengths``, ``stop`` and ``offset`` are checked.
@@ -69,7 +69,7 @@ class _Bounded(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Causal(_Bounded):
+class Causal(_BandRule):
     """Keys up to the position of the query: ``key <= query + offset``.
 
     Parameters
@@ -96,7 +96,7 @@ class Causal(_Bounded):
 
 
 @dataclass(frozen=True, eq=False)
-class SlidingWindow(_Bounded):
+class SlidingWindow(_BandRule):
     """Keys near the position of the query: ``p - left <= key <= p + right`` with ``p = query + offset``.
 
     Parameters
@@ -134,7 +134,7 @@ class SlidingWindow(_Bounded):
 
 
 @dataclass(frozen=True, eq=False)
-class KeyLengths(_Bounded):
+class KeyLengths(_BandRule):
     """The first ``lengths`` keys: ``key < lengths``, for sequences with padding at the end.
 
     Parameters
@@ -282,7 +282,7 @@ class MaskFunction(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Banded(_Bounded):
+class Banded(_BandRule):
     """The pairs of an exact band, and no others."""
 
     low: int

@@ -6,12 +6,15 @@ import importlib.util
 import inspect
 import json
 import pickle
+import struct
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from backend_helpers import archive
+from gguf_helpers import write_gguf
 
 import attention_core as ac
 import attention_models as models
@@ -19,6 +22,8 @@ from attention_conformance import check
 from attention_core import initializers, layers, masks, parameters, random, scores
 from attention_files import safetensors
 from attention_models import layouts
+from attention_models.gguf import load_gguf
+from attention_models.tokenizers import gguf_tokenizer
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -113,6 +118,25 @@ def language_model(config):
     return layouts.from_causal_lm(arrays, config={"model_type": "llama", **sizes, **config})
 
 
+def gguf_model(**spoiled):
+    """Read a small GGUF file of Llama's that is spoiled; nothing may look at its weights."""
+    write_gguf("a.gguf", **spoiled)
+    with mock.patch("gguf.dequantize", None):
+        return load_gguf("a.gguf")
+
+
+def gguf_start(layout, *values):
+    """Read a file that begins as one of GGUF, and goes on with these values."""
+    Path("a.gguf").write_bytes(b"GGUF" + struct.pack(layout, *values))
+    return load_gguf("a.gguf")
+
+
+def tokenizer(**spoiled):
+    """Make the tokenizer of a small GGUF file that is spoiled."""
+    values = {"model": "gpt2", "pre": "smollm", "tokens": ["<s>", "a", "<", "<a>"], "merges": []} | spoiled
+    return gguf_tokenizer("a.gguf", {f"ggml.{name}": each for name, each in values.items() if each is not None})
+
+
 def words_of_toolkit():
     """The names for mistakes with files and with the viewer."""
     names = {"read": read, "archive": archive, "structured": structured, "feed_forward": layers.FeedForward(4, 9)}
@@ -123,6 +147,7 @@ def words_of_toolkit():
         "original_max_position_embeddings": 16,
     }
     names |= {"language_model": language_model, "long": long}
+    names |= {"gguf_model": gguf_model, "gguf_start": gguf_start, "tokenizer": tokenizer}
     names |= {"weights": np.full((2, 2), 0.5), "image": np.zeros((16, 24, 3))}
     viewer = importlib.import_module("attention_view")
     return names | {name: getattr(viewer, name) for name in ("Computed", "view", "view_mask")}

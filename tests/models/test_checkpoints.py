@@ -75,22 +75,6 @@ def test_arrays_of_several_dtypes_become_the_widest_and_frequencies_are_left_out
     assert {str(array.dtype) for array in layers.named_arrays(tree).values()} == {"float32"}
 
 
-WRONG = {
-    "heads": {"num_attention_heads": None},
-    "layers": {"num_hidden_layers": 10**9},  # of which a tree would fill the memory
-    "activation": {"hidden_act": ["silu"]},
-    "rope": {"rope_parameters": "default"},
-    "base": {"rope_parameters": {"rope_theta": "1e4"}},
-    "types": {"sliding_window": 3, "use_sliding_window": True, "layer_types": 2},
-    "scale": {"model_type": "gemma2", "query_pre_attn_scalar": 0},
-    "epsilon": {"rms_norm_eps": None},
-    "cap": {"model_type": "gemma2", "attn_logit_softcapping": -1},
-    "window": {"model_type": "mistral", "sliding_window": [3]},
-    "tied": {"tie_word_embeddings": "no"},
-}
-OF_CONFIG = "in the config of transformers.AutoModelForCausalLM"
-
-
 def spoil(folder, what):
     weights, config = folder / "model.safetensors", folder / "config.json"
     arrays, settings = load_file(weights), json.loads(config.read_text())
@@ -101,7 +85,6 @@ def spoil(folder, what):
         arrays[norm] = arrays[norm].astype(np.int8)
     elif what == "unknown":
         settings["model_type"] = "gpt_neox"
-    settings |= WRONG.get(what, {})
     save_file(arrays, weights)
     config.write_text("{" if what == "broken" else json.dumps(settings))
     if what == "truncated":
@@ -132,17 +115,6 @@ def spoil(folder, what):
         ("unknown", LayoutError, "expected a model_type out of llama, mistral, qwen2, qwen3, gemma, gemma2, phi3; got 'gpt_neox'"),
         ("broken", FileError, "expected JSON in {}/config.json; got "),
         ("truncated", FileError, "expected a whole file of safetensors; got {}/model.safetensors: "),
-        ("heads", TypeError, f"expected num_attention_heads {OF_CONFIG} as a positive integer; got NoneType"),
-        ("layers", ValueError, f"expected num_hidden_layers {OF_CONFIG} of at most 10000; got 1000000000"),
-        ("activation", LayoutError, "expected an activation of transformers.AutoModelForCausalLM out of swish, silu, gelu, "),
-        ("rope", LayoutError, "expected rotary positions of transformers.AutoModelForCausalLM as one mapping; got str"),
-        ("base", TypeError, f"expected rope_theta {OF_CONFIG} as a number; got str"),
-        ("types", LayoutError, "expected layer_types of transformers.AutoModelForCausalLM as a list of 2; got int"),
-        ("scale", ValueError, f"expected query_pre_attn_scalar {OF_CONFIG} as a positive finite number; got 0"),
-        ("epsilon", TypeError, f"expected rms_norm_eps {OF_CONFIG} as a number; got NoneType"),
-        ("cap", ValueError, f"expected attn_logit_softcapping {OF_CONFIG} as a positive finite number; got -1"),
-        ("window", TypeError, f"expected sliding_window {OF_CONFIG} as a positive integer; got list"),
-        ("tied", TypeError, f"expected tie_word_embeddings {OF_CONFIG} as True or False; got str"),
         ("ends", FileError, "expected a whole file of safetensors; got {}/model.safetensors: "),
         ("absent", FileError, "expected a file of safetensors; got {}/model.safetensors: No such file or directory"),
         ("twice", FileError, "expected every array in one file of {}; got some in several"),

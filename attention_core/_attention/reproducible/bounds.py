@@ -68,7 +68,7 @@ def sum_error(grid: Grid, side: int, num_ranks: int = 1) -> Any:
 
 
 def size_of(x: Array, xp: Namespace) -> Array:
-    """Magnitudes in float32: more than those that float32 does not hold."""
+    """Magnitudes in float32, plus `LEAST_SIZE`: not below the true ones, even if those are too small for float32."""
     size = xp.astype(x, xp.float32)
     size += LEAST_SIZE
     return size

@@ -22,7 +22,7 @@ from attention_torch.kernels.flex_functions import (
     modified,
     score_function,
 )
-from attention_torch.kernels.guards import all_finite, as_looked_at, records
+from attention_torch.kernels.guards import all_finite, records, with_default_finite
 from attention_torch.kernels.hidden import with_hidden_cleared
 from attention_torch.kernels.sdpa import differentiated_again
 from attention_torch.programs import compiled_apart
@@ -70,7 +70,7 @@ class FlexAttention(Kernel):
             return "takes no empty arrays"
         if min(call.query.shape[-1], call.value.shape[-1]) < MIN_WIDTH:
             return f"takes heads of a width of at least {MIN_WIDTH}"
-        if call.mask is not None and not all_finite(as_looked_at(call)):
+        if call.mask is not None and not all_finite(with_default_finite(call)):
             return "lets masked keys leak that are not seen to be finite (line 5)"
         return _refusal_of_mask(call) or _refusal_of_scores(call)
 

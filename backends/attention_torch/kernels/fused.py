@@ -35,7 +35,7 @@ class ScaledDotProduct(Kernel):
             return Verdict(TRACED)
         if isinstance(call.mask, Mask):
             modes.check_local(call.query)
-        call = guards.as_looked_at(call)
+        call = guards.with_default_finite(call)
         slower = guards.slower(call) or self._slower_than_flex(call)
         return Verdict(self.takes.refusal(call) or guards.refusal(call), slower)
 
@@ -62,11 +62,10 @@ class ScaledDotProduct(Kernel):
         """Return the output of the kernel, or that of blocks if it turns out that something leaked, or was lost."""
         if self.facts is not None or modes.is_on_host(call.query):
             return guarded.run(call, self.facts or guarded.facts_of(call))[0]
-        looked_at = guards.as_looked_at(call)
-        if looked_at is call:
+        if guards.with_default_finite(call) is call:
             return sdpa.kernel_output(call)
         scaled = sdpa.scaled(call)  # before it is assumed that no product overflows
-        return sdpa.kernel_output(guards.as_looked_at(with_hidden_cleared(scaled)))
+        return sdpa.kernel_output(guards.with_default_finite(with_hidden_cleared(scaled)))
 
     def has_logsumexp(self, call: Call) -> bool:
         """Whether the operator of the kernel gives the same output, and the logsumexp of the definition."""

@@ -92,7 +92,7 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
     by_operation = not facts.is_alone or (logsumexp and guards.records(call))
     if facts.scale is not None and not by_operation:
         arrays = tuple([sdpa.with_unit_stride(x) for x in call[:3]])
-        found = _looked_at(call, Inputs(arrays, facts.added, facts.is_causal), facts.scale, logsumexp=logsumexp)
+        found = _guarded_kernel(call, Inputs(arrays, facts.added, facts.is_causal), facts.scale, logsumexp=logsumexp)
         if found is not None:
             return found
     is_direct = not (logsumexp or facts.is_alone or guards.is_rule_without_flag(call.mask))
@@ -108,7 +108,7 @@ def run(call: Call, facts: Facts, *, logsumexp: bool = False) -> tuple[torch.Ten
     return _by_kernel_or_blocks(_shifted(call) if guards.records(call) else call, facts.cuts, logsumexp=logsumexp)
 
 
-def _looked_at(
+def _guarded_kernel(
     call: Call, inputs: Inputs, scale: Scale, *, logsumexp: bool
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Output and logsumexp of the kernel; ``None`` if something may leak into gradients, or has leaked.
@@ -226,7 +226,7 @@ def _by_kernel(
     call = sdpa.scaled(call) if isinstance(call.scale, torch.Tensor) else call
     scale, outer, found = sdpa.scale_of(call), _outer_axis(call.query), []
     for part in parts_of(call, cuts):
-        results = _looked_at(part, inputs_of(part), scale, logsumexp=logsumexp)
+        results = _guarded_kernel(part, inputs_of(part), scale, logsumexp=logsumexp)
         if results is None:
             return None
         output, rows = (sdpa.with_batch_of(part, x) for x in results)

@@ -134,8 +134,8 @@ def may_leak(call: Call) -> bool:
     return not (is_cut and _can_read(band.stop))
 
 
-def as_looked_at(call: Call) -> Call:
-    """The call as its device is looked at: by default a host is, and an accelerator is not."""
+def with_default_finite(call: Call) -> Call:
+    """The call, with the default of its device in `assume_finite`: on an accelerator, nothing is checked."""
     is_left = call.assume_finite is None and is_on_accelerator(call.query)
     return call._replace(assume_finite=True) if is_left else call
 
