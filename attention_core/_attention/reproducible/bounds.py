@@ -148,12 +148,9 @@ def settle(
             of_sample = _fill(grid, of_sample, flags, most, compute)
         return tuple(map(loops.add_block, stacks, itertools.repeat(index), of_sample))
 
-    # TensorFlow has no stack of nothing, if blocks have no known shape.
-    count = grid.num_rounds if isinstance(grid.num_rounds, int) else xp.maximum(grid.num_rounds, 1)
-    stacks = tuple([_stack(grid, count, x, *shape(x, xp=xp)[1:]) for x in parts])
+    stacks = tuple([_stack(grid, grid.num_rounds, x, *shape(x, xp=xp)[1:]) for x in parts])
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
-    whole = (loops.stack_blocks(x)[: grid.num_rounds, ...] for x in stacks)
-    return [xp.reshape(x, shape(like, xp=xp)) for x, like in zip(whole, found, strict=True)]
+    return [xp.reshape(loops.stack_blocks(x), shape(like, xp=xp)) for x, like in zip(stacks, found, strict=True)]
 
 
 def _most(length: Any, *counts: Any) -> int:

@@ -140,8 +140,6 @@ def scaled_queries(grid: Grid, query: Array) -> Array:
 
 def pad_rows(grid: Grid, rows: Array) -> Array:
     """Rows with zeros at the end, like the queries where all blocks have one size."""
-    if not grid.loops.traced:
-        return rows
     return pad(rows, -2, shape(grid.call.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
 
 
