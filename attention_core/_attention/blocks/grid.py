@@ -291,7 +291,7 @@ def _places(call: Call, side: int, length: Any, total: Any) -> Array:
     """The positions of queries or keys, so many in all: those behind their length have the last."""
     counted = positions(total, call.query, xp=call.xp)
     if not (isinstance(length, int) and total == length):
-        counted = call.xp.minimum(counted, call.xp.add(call.xp.zeros_like(counted), length - 1))
+        counted = call.xp.minimum(counted, call.xp.add(call.xp.zeros_like(counted), at_least_one(length, call.xp) - 1))
     return counted_from(call.starts[side], counted, call.xp)
 
 

@@ -6,6 +6,7 @@ Nothing here knows in which arithmetic a block is summed up.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..._arrays import (
@@ -80,7 +81,8 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
     """A call as constants and arrays: B samples of G key/value heads, each with R query heads.
 
     Its arrays are those of `in_five_axes`. A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a
-    mask have one leading axis. An empty batch of a size that is not known before has one sample, as loops need one.
+    mask have one leading axis. Of no samples that a program counts, there is one of zeros, as loops need one. So there
+    is a number of a mask for the place of what fills up a block.
     """
     xp, tuning, is_exact = call.xp, block_tuning(call), call.arithmetic == "reproducible"
     (query, key, value), leading, target = in_five_axes(call)
@@ -92,14 +94,14 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
         softcap = float(softcap) if only_array(softcap) is None else number_like(softcap, call.query, xp)
 
     def flat(array: Array, axes: int) -> Array:
-        return _with_a_sample(_flatten_batch(array, axes, leading, target, xp=xp), xp)
+        return _not_empty(_flatten_batch(array, axes, leading, target, xp), xp, (0, *range(-axes, 0)))
 
     definitions, arrays = pack(
         call._replace(
-            query=_with_a_sample(query, xp),
-            key=_with_a_sample(key, xp),
-            value=_with_a_sample(value, xp),
-            bias=None if call.bias is None else flat(call.bias, 3),
+            query=_not_empty(query, xp),
+            key=_not_empty(key, xp),
+            value=_not_empty(value, xp),
+            bias=None if call.bias is None else _not_empty(_flatten_batch(call.bias, 3, leading, target, xp), xp),
             scale=call.scale if is_exact else None,
             softcap=softcap,
             sinks=None,
@@ -117,9 +119,11 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
     return plan, arrays
 
 
-def _with_a_sample(x: Array, xp: Namespace) -> Array:
-    batch = length(x, 0, xp=xp)
-    return pad(x, 0, at_least_one(batch, xp) - batch, xp) if hasattr(batch, "dtype") else x
+def _not_empty(x: Array, xp: Namespace, axes: Iterable[int] = (0,)) -> Array:
+    for axis in axes:
+        size = length(x, axis, xp=xp)
+        x = pad(x, axis, at_least_one(size, xp) - size, xp) if hasattr(size, "dtype") else x
+    return x
 
 
 def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0) -> Array:

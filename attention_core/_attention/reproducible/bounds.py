@@ -194,10 +194,8 @@ def _fill(grid: Grid, arrays: list[Array], flags: Array, most: int, compute: Cal
     Compiled loops take lots of one size, whose last may hold rows in vain.
     """
     xp, loops, (length,) = grid.xp, grid.loops, shape(flags, xp=grid.xp)
-    if isinstance(length, int) and length == 0:
-        return arrays
     count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32) if loops.traced else _count(flags, xp)
-    if not loops.traced and count == 0:
+    if any(isinstance(each, int) and each == 0 for each in (length, count)):
         return arrays
     order = xp.astype(xp.argsort(xp.astype(xp.logical_not(flags), xp.int32), stable=True), xp.int32)
     inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)
