@@ -22,7 +22,8 @@ from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
 from ...masks._mask import band_of
-from ..blocks.grid import Grid, pad
+from ..blocks.grid import Grid
+from ..blocks.plan import pad
 
 ULP = 2.0**-53  # u
 FUNCTION_ERROR = 2.0**-50

@@ -11,7 +11,8 @@ from ..._arithmetic.exact import LOG2_E, as_three_float32, power_above_max, slic
 from ..._arrays import Array, Namespace, shape, take_rows
 from ..._backend import Loops, runs_at_once
 from ...masks import Positions
-from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group, pad
+from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
+from ..blocks.plan import pad
 from ..blocks.visits import block_context
 from .bounds import MOST, SLICES, score_error
 
