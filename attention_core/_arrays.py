@@ -92,6 +92,13 @@ def length(array: Array, axis: int, /, *, xp: Namespace) -> Any:
     return dim if isinstance(dim, int) else shape(array, xp=xp)[axis]
 
 
+def at_least_one(count: Any, xp: Namespace) -> Any:
+    """A count, or 1 for none, as a program may count when it runs."""
+    if isinstance(count, int):
+        return max(count, 1)
+    return xp.maximum(count, 1) if hasattr(count, "dtype") else count
+
+
 def _dynamic_shape(array: Array) -> tuple[Any, ...]:
     computed = array.dynamic_shape
     return tuple(computed[axis] if dim is None else dim for axis, dim in enumerate(array.shape))

@@ -21,6 +21,7 @@ from .._arrays import (
     HALF,
     Array,
     Namespace,
+    at_least_one,
     dtype_name,
     length,
     number_like,
@@ -120,7 +121,7 @@ def has_no_pairs(call: Call) -> bool:
 def group_size(query: Array, key: Array, xp: Namespace) -> Any:
     """How often a key/value head is repeated: an integer, or a 0-d array where heads are counted only when running."""
     num_heads, num_kv_heads = length(query, -3, xp=xp), length(key, -3, xp=xp)
-    return 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
+    return at_least_one(num_heads // at_least_one(num_kv_heads, xp), xp)
 
 
 def scale_like(query: Array, scale: float | Array | None, xp: Namespace) -> float | Array:

@@ -6,7 +6,7 @@ import operator
 from typing import Any
 
 from .._arrays import Array, shape_text, sizes, type_text
-from .._attention.blocks.grid import pad
+from .._attention.blocks.plan import pad
 from .._attention.parts import Run, taken
 from .._attention.shards.splits import SPLITS, Place, Shards, gather, own, stack_of
 from .._attention.shards.strategies import STRATEGIES

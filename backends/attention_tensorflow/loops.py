@@ -65,14 +65,10 @@ class TensorFlowLoops(Loops):
         starts[axis] = index * size
         return tf.ensure_shape(tf.slice(x, tf.stack(starts), sizes), shape)
 
-    def norm(self, x: Array) -> Array:
-        return tf.norm(x, axis=-1)
-
     def zero_blocks(self, count: Any, zero: Callable[[Any], Array], after: Array | None = None) -> Any:
         block = zero(0)
-        blocks = tf.zeros(tf.concat([[count], tf.shape(block)], 0), block.dtype)
         array = tf.TensorArray(block.dtype, size=count, clear_after_read=False, element_shape=block.shape)
-        return array.unstack(blocks)
+        return array.unstack(tf.zeros(tf.concat([[count], tf.shape(block)], 0), block.dtype))
 
     def add_block(self, stack: Any, index: Any, block: Array) -> Any:
         return stack.write(index, stack.read(index) + block)

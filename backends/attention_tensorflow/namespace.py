@@ -51,6 +51,7 @@ from attention_tensorflow.inspection import (
     uint32,
     uint64,
 )
+from attention_tensorflow.programs import is_for_xla
 
 # fmt: off
 __all__ = [
@@ -255,7 +256,10 @@ def repeat(x: Array, repeats: int | Array, /, *, axis: int | None = None) -> Arr
 def take(x: Array, indices: Array, /, *, axis: int | None = None) -> Array:
     """Pick elements along an axis by a 1-D array of indices; negative ones count from the end."""
     axis = 0 if axis is None else axis
-    return tf.gather(x, where(less(indices, 0), add(indices, shape(x)[axis]), indices), axis=axis)
+    indices = where(less(indices, 0), add(indices, shape(x)[axis]), indices)
+    if x.shape[axis] is None and is_for_xla():  # of nothing, its result would have no axis of indices
+        x = tf.pad(x, [[0, int(dim == axis % x.shape.rank)] for dim in range(x.shape.rank)])
+    return tf.gather(x, indices, axis=axis)
 
 
 def argsort(x: Array, /, *, axis: int = -1, descending: builtins.bool = False, stable: builtins.bool = True) -> Array:

@@ -27,8 +27,8 @@ from ..._arrays import Array, Arrays, Gradients, cast_to, shape, upcast
 from ..._backend import Backend, can_be_read
 from ..call import Call
 from ..facts import is_clean
-from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, pad, zero_unless_finite
-from .plan import Plan, block_tuning, pack, unpack
+from .grid import Grid, Sample, make_grid, matmul_per_group, matmul_transposed, zero_unless_finite
+from .plan import Plan, block_tuning, pack, pad, unpack
 from .visits import ScoreBlock, for_each_keys, modified_scores, score_block, score_variables
 
 

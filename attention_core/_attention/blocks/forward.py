@@ -36,7 +36,7 @@ from ..parts import Run, cut, cut_of, with_cut
 from ..softmax import log_normalizer
 from .backward import backward
 from .grid import Grid, make_grid, matmul_per_group
-from .plan import Plan, block_tuning, lasts, make_plan, unpack
+from .plan import Plan, as_called, block_tuning, lasts, make_plan, unpack
 from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
 
 MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
@@ -53,9 +53,8 @@ def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array
         output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     else:
         output, logsumexp, remainder = _results(grid.of(call), tuple)
-    *dims, _ = shape(call.query, xp=xp)
-    output = xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1]))
-    return output, xp.reshape(logsumexp, tuple(dims)), xp.reshape(remainder, tuple(dims))
+    output = as_called(output, call, shape(call.value, xp=xp)[-1])
+    return output, as_called(logsumexp, call), as_called(remainder, call)
 
 
 def forward_grid(plan: Plan, call: Call) -> Grid:

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Namespace, on_device_of, positions, shape
+from ..._arrays import Array, Namespace, at_least_one, on_device_of, positions, shape
 from ..._backend import Loops, Ranks, can_be_read, ranks_of, runs_at_once
 from ...masks import Positions, Spans
 from ...masks._mask import bounds_of
 from ..call import Call, apply_dropout, counted_from, flatten_group, is_listed, upcast_call
 from ..facts import MAX_KEPT
 from ..parts import with_arrays
-from .plan import Plan, in_five_axes, unpack
+from .plan import Plan, in_five_axes, pad, unpack
 
 EXACT_WORK = 8  # the time of a score in reproducible arithmetic, by that of one in fast arithmetic
 
@@ -290,15 +290,14 @@ def _places(call: Call, side: int, length: Any, total: Any) -> Array:
     """The positions of queries or keys, so many in all: those behind their length have the last."""
     counted = positions(total, call.query, xp=call.xp)
     if not (isinstance(length, int) and total == length):
-        counted = call.xp.minimum(counted, call.xp.add(call.xp.zeros_like(counted), length - 1))
+        counted = call.xp.minimum(counted, call.xp.add(call.xp.zeros_like(counted), at_least_one(length, call.xp) - 1))
     return counted_from(call.starts[side], counted, call.xp)
 
 
 def _split_evenly(length: Any, size: int, xp: Namespace) -> tuple[int, Any]:
     """The size of blocks of nearly equal size, and their number: at least 1, as XLA compiles loops of no step, too."""
     if not isinstance(length, int):
-        length = xp.maximum(length, 1) if hasattr(length, "dtype") else length
-        return size, (length + (size - 1)) // size
+        return size, (at_least_one(length, xp) + (size - 1)) // size
     count = max(1, -(-length // size))
     return -(-length // count), count
 
@@ -312,15 +311,6 @@ def _padded(call: Call, fill: tuple[Any, ...], xp: Namespace) -> Call:
     return call._replace(
         query=pad(query, -2, fill[0], xp), key=pad(key, -2, fill[1], xp), value=pad(value, -2, fill[1], xp), bias=bias
     )
-
-
-def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0.0) -> Array:
-    """Append a number to an axis, so many times."""
-    if isinstance(amount, int) and amount == 0:
-        return x
-    dims = list(shape(x, xp=xp))
-    dims[axis] = amount
-    return xp.concat([x, xp.full(tuple(dims), number, dtype=x.dtype, **on_device_of(x))], axis=axis)
 
 
 def is_broadcast(x: Array, axis: int) -> bool:

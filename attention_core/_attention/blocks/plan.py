@@ -6,16 +6,28 @@ Nothing here knows in which arithmetic a block is summed up.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..._arrays import Array, Arrays, Namespace, number_like, positions, shape, zeros_with
+from ..._arrays import (
+    Array,
+    Arrays,
+    Namespace,
+    at_least_one,
+    length,
+    number_like,
+    on_device_of,
+    positions,
+    shape,
+    zeros_with,
+)
 from ..._backend import Backend, Tuning, is_on_host, register
 from ..._checks import only_array, result_of
 from ...masks import Positions, flatten, unflatten
 from ...masks._mask import as_mask, band_of
 from ...masks._rules import may_count
 from ...random import Dropout
-from ..call import Call, Whole, scale_like
+from ..call import Call, Whole, group_size, scale_like
 from ..parts import with_arrays
 
 DEVICE_QUERIES, DEVICE_KEYS = 4, 4  # times as many of a block on an accelerator, where each costs launches
@@ -56,14 +68,12 @@ def in_five_axes(call: Call) -> tuple[Arrays, tuple[Any, ...], tuple[Any, ...]]:
     """
     xp, is_exact = call.xp, call.arithmetic == "reproducible"
     query = call.query if is_exact else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
-    *leading, num_heads, rows, width = shape(call.query, xp=xp)
+    *leading, _, rows, width = shape(call.query, xp=xp)
     num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
-    value_width = shape(call.value, xp=xp)[-1]
     batch = math.prod(leading)
-    group = 1 if isinstance(num_heads, int) and num_heads == num_kv_heads else num_heads // num_kv_heads
+    group = group_size(call.query, call.key, xp)
     query = xp.reshape(query, (batch, num_kv_heads, group, rows, width))
-    key = xp.reshape(call.key, (batch, num_kv_heads, columns, width))
-    value = xp.reshape(call.value, (batch, num_kv_heads, columns, value_width))
+    key, value = (xp.reshape(x, (batch, num_kv_heads, columns, shape(x, xp=xp)[-1])) for x in call[1:3])
     return (query, key, value), tuple(leading), (batch, num_kv_heads, group, rows, columns)
 
 
@@ -71,7 +81,8 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
     """A call as constants and arrays: B samples of G key/value heads, each with R query heads.
 
     Its arrays are those of `in_five_axes`. A bias has the five axes of the scores (B, G, R, M, N), or 1; arrays of a
-    mask have one leading axis.
+    mask have one leading axis. Of no samples that a program counts, there is one of zeros, as loops need one. So there
+    is a number of a mask for the place of what fills up a block.
     """
     xp, tuning, is_exact = call.xp, block_tuning(call), call.arithmetic == "reproducible"
     (query, key, value), leading, target = in_five_axes(call)
@@ -83,14 +94,14 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
         softcap = float(softcap) if only_array(softcap) is None else number_like(softcap, call.query, xp)
 
     def flat(array: Array, axes: int) -> Array:
-        return _flatten_batch(array, axes, leading, target, xp=xp)
+        return _not_empty(_flatten_batch(array, axes, leading, target, xp), xp, (0, *range(-axes, 0)))
 
     definitions, arrays = pack(
         call._replace(
-            query=query,
-            key=key,
-            value=value,
-            bias=None if call.bias is None else flat(call.bias, 3),
+            query=_not_empty(query, xp),
+            key=_not_empty(key, xp),
+            value=_not_empty(value, xp),
+            bias=None if call.bias is None else _not_empty(_flatten_batch(call.bias, 3, leading, target, xp), xp),
             scale=call.scale if is_exact else None,
             softcap=softcap,
             sinks=None,
@@ -106,6 +117,29 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
         per_head=is_exact and not _fits(target[1:], tuning.exact_scores),
     )
     return plan, arrays
+
+
+def _not_empty(x: Array, xp: Namespace, axes: Iterable[int] = (0,)) -> Array:
+    for axis in axes:
+        size = length(x, axis, xp=xp)
+        x = pad(x, axis, at_least_one(size, xp) - size, xp) if hasattr(size, "dtype") else x
+    return x
+
+
+def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0) -> Array:
+    """Append a number to an axis, so many times."""
+    if isinstance(amount, int) and amount == 0:
+        return x
+    dims = list(shape(x, xp=xp))
+    dims[axis] = amount
+    return xp.concat([x, xp.full(tuple(dims), number, dtype=x.dtype, **on_device_of(x))], axis=axis)
+
+
+def as_called(x: Array, call: Call, *last: Any) -> Array:
+    """A result (B, G, R, M, ...) of the plan of a call in the axes of the call, (..., H, M, *last)."""
+    *dims, _ = shape(call.query, xp=call.xp)
+    batch = math.prod(dims[:-2])
+    return call.xp.reshape(x[:batch, ...] if hasattr(batch, "dtype") else x, (*dims, *last))
 
 
 def _check_score_mod(call: Call) -> None:

@@ -22,7 +22,8 @@ from ..._arithmetic.products import exact_sum
 from ..._arrays import Array, Arrays, Namespace, shape, take_rows, zeros_with
 from ..._backend import Ranks, is_concrete
 from ...masks._mask import band_of
-from ..blocks.grid import Grid, pad
+from ..blocks.grid import Grid
+from ..blocks.plan import pad
 
 ULP = 2.0**-53  # u
 FUNCTION_ERROR = 2.0**-50
@@ -148,12 +149,9 @@ def settle(
             of_sample = _fill(grid, of_sample, flags, most, compute)
         return tuple(map(loops.add_block, stacks, itertools.repeat(index), of_sample))
 
-    # TensorFlow has no stack of nothing, if blocks have no known shape.
-    count = grid.num_rounds if isinstance(grid.num_rounds, int) else xp.maximum(grid.num_rounds, 1)
-    stacks = tuple([_stack(grid, count, x, *shape(x, xp=xp)[1:]) for x in parts])
+    stacks = tuple([_stack(grid, grid.num_rounds, x, *shape(x, xp=xp)[1:]) for x in parts])
     stacks = loops.loop(0, grid.num_rounds, add_sample, stacks)
-    whole = (loops.stack_blocks(x)[: grid.num_rounds, ...] for x in stacks)
-    return [xp.reshape(x, shape(like, xp=xp)) for x, like in zip(whole, found, strict=True)]
+    return [xp.reshape(loops.stack_blocks(x), shape(like, xp=xp)) for x, like in zip(stacks, found, strict=True)]
 
 
 def _most(length: Any, *counts: Any) -> int:
@@ -197,10 +195,8 @@ def _fill(grid: Grid, arrays: list[Array], flags: Array, most: int, compute: Cal
     Compiled loops take lots of one size, whose last may hold rows in vain.
     """
     xp, loops, (length,) = grid.xp, grid.loops, shape(flags, xp=grid.xp)
-    if isinstance(length, int) and length == 0:
-        return arrays
     count: Any = xp.sum(xp.astype(flags, xp.int32), dtype=xp.int32) if loops.traced else _count(flags, xp)
-    if not loops.traced and count == 0:
+    if any(isinstance(each, int) and each == 0 for each in (length, count)):
         return arrays
     order = xp.astype(xp.argsort(xp.astype(xp.logical_not(flags), xp.int32), stable=True), xp.int32)
     inverse = xp.astype(xp.argsort(order, stable=True), xp.int32)

@@ -34,7 +34,7 @@ from ..._arrays import Array, Arrays, Namespace, on_device_of, shape, zeros_with
 from ..._backend import Backend, Operation, Ranks, register
 from ..blocks.forward import empty_results as empty_results_of_blocks, with_nonfinite_values
 from ..blocks.grid import Grid, Sample, make_grid, matmul_per_group
-from ..blocks.plan import Plan, are_few, make_plan, unpack
+from ..blocks.plan import Plan, are_few, as_called, make_plan, unpack
 from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, dropout_scale, upcast_call
 from . import bounds
@@ -63,15 +63,13 @@ def reproducible_attention(
     each has all keys, and gets their whole gradients. If no number is given, they share the keys. A grid is one that
     lasts.
     """
-    xp = call.xp
     if grid is None:
         plan, arrays = arrange(call)
         plan = plan._replace(group=group, num_queries=num_queries)
         output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
     else:
         output, logsumexp, reference = _results(grid.of(upcast_call(call)))
-    *dims, _ = shape(call.query, xp=xp)
-    return xp.reshape(output, (*dims, shape(call.value, xp=xp)[-1])), xp.reshape(logsumexp, tuple(dims)), reference
+    return as_called(output, call, shape(call.value, xp=call.xp)[-1]), as_called(logsumexp, call), reference
 
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:

@@ -18,7 +18,7 @@ from ..blocks.grid import (
     make_grid,
     zero_unless_finite,
 )
-from ..blocks.plan import Plan, unpack
+from ..blocks.plan import Plan, as_called, unpack
 from ..blocks.visits import QueryRows, for_each_rows
 from ..call import Call, flatten_group
 from . import bounds
@@ -56,11 +56,9 @@ def _num_keys(call: Call) -> int:
 
 def _matrix(operation: Operation, call: Call, *others: Array) -> Array:
     """A matrix (..., H, M, N) in float32, by an operation on the arrays of a call and others."""
-    xp = call.xp
-    *dims, _ = shape(call.query, xp=xp)
     columns, (plan, arrays) = _num_keys(call), arrange(call)
     (matrix,) = call.backend.custom_gradient(operation, plan, (*arrays, *others))
-    return xp.reshape(matrix, (*dims, columns))
+    return as_called(matrix, call, columns)
 
 
 def reproducible_scores(call: Call) -> Array:

@@ -11,7 +11,8 @@ from ..._arithmetic.exact import LOG2_E, as_three_float32, power_above_max, slic
 from ..._arrays import Array, Namespace, shape, take_rows
 from ..._backend import Loops, runs_at_once
 from ...masks import Positions
-from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group, pad
+from ..blocks.grid import Grid, Sample, is_broadcast, matmul_per_group
+from ..blocks.plan import pad
 from ..blocks.visits import block_context
 from .bounds import MOST, SLICES, score_error
 
@@ -140,8 +141,6 @@ def scaled_queries(grid: Grid, query: Array) -> Array:
 
 def pad_rows(grid: Grid, rows: Array) -> Array:
     """Rows with zeros at the end, like the queries where all blocks have one size."""
-    if not grid.loops.traced:
-        return rows
     return pad(rows, -2, shape(grid.call.query, xp=grid.xp)[-2] - grid.lengths[0], grid.xp)
 
 

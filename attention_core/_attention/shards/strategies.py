@@ -15,7 +15,7 @@ from ..._arrays import HALF, Array, cast_to, clipped, dtype_name, positions, upc
 from ..._backend import Backend
 from ...masks._band import LIMIT
 from ...masks._mask import band_of
-from ..blocks.grid import pad
+from ..blocks.plan import pad
 from ..blocks.visits import score_variables
 from ..call import Call, Result, has_no_pairs, repeat_kv, upcast_call
 from ..kernels import OPEN, Verdict, Way
