@@ -273,6 +273,7 @@ def test_a_gguf_file_says_how_many_channels_are_rotated_and_how_fast(tmp_path):
         ({"values": {"rope.scaling.type": "longrope"}}, LayoutError, "expected original_max_position_embeddings of rotary positions of type longrope of {}; got none"),
         ({"values": {"attention.head_count": 0}}, LayoutError, "expected llama.attention.head_count in {} as a positive integer; got 0"),
         ({"values": {"rope.scaling.type": 1}}, LayoutError, "expected rotary positions of {} of a type out of default, linear, llama3, yarn, longrope; got 1"),
+        ({"values": {"rope.scale_linear": "2"}}, LayoutError, "expected settings of a language model in {}; got others: expected factor of rotary positions of {} as a number; got str"),
         ({"values": {"block_count": 2**31}}, LayoutError, "expected llama.block_count in {} of at most 11, as its tensors; got 2147483648"),
         (-70, FileError, "expected a whole GGUF file, of "),
         (100, FileError, "expected a whole GGUF file; got {} of 100 bytes, which ends too early or is broken"),
