@@ -240,6 +240,15 @@ def test_masks_of_keys_lengths_and_packed_sequences_are_understood(function, fac
         assert each.verdict == "right", each
 
 
+def test_a_fault_of_calls_with_more_keys_than_queries_hides_no_convention():
+    def attention(query, key, value, is_causal=False):
+        rows, columns = query.shape[-2], key.shape[-2]
+        seen = np.tri(rows, columns, columns - rows + (rows < columns), dtype=bool)
+        return planted.attention(query, key, value, seen if is_causal else None)
+
+    assert settled(Subject(attention)).causal == "bottom-right"
+
+
 def test_what_lengths_and_packed_sequences_do_not_say_is_refused():
     arrays = [np.ones((1, 1, rows, 4), np.float32) for rows in (2, 3, 3)]
     with pytest.raises(NotImplementedError):

@@ -104,7 +104,7 @@ def open_gguf(path: str | os.PathLike[str], /) -> tuple[models.Decoder, Callable
         definition = _definition(path, values, tensors, dims=dims)
     except LayoutError:
         raise
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise LayoutError(f"expected settings of a language model in {path}; got others: {error}") from error
     names = _names(definition)
     specs = layers.named_arrays(definition.parameters)

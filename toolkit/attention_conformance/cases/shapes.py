@@ -30,7 +30,7 @@ KEYS = ((1, 7, 16, 31), (63, 64, 65), (127, 128, 129, 200), (255, 256, 257, 300)
 QUERIES = ((1,), (2, 7, 16, 17), (63, 64, 65), (0,), (127, 128, 129), (255, 256, 257), (511, 513, 1025, 2048))
 """Classes of lengths, at whose edges kernels change their way; 0 stands for as many queries as keys."""
 
-HEADS = ((1, 1), (2, 2), (3, 3), (8, 2), (4, 1), (6, 3), (10, 5))
+HEADS = ((1, 1), (2, 2), (3, 3), (8, 2), (4, 1), (9, 3), (10, 2))
 WIDTHS = ((16,), (32,), (64,), (40, 72, 80, 112), (96,), (128,), (256, 160, 192))
 RULES = (("plain",), ("causal",), ("chunk",), ("lengths",), MASKS, ("bias",), ("ragged",))
 """Rules; a chunk is causal from the last key, and ragged samples have lengths under causality."""

@@ -301,10 +301,10 @@ def _causal(kernel: Subject) -> Facts:
         return {"causal": "none"}
     if not kernel.causal_name:
         return {}
-    problem = _problem(64, 128, options={"is_causal": True})
-    tried = {each: _distance(kernel, problem, BLOCK, causal=each) for each in ("top-left", "bottom-right")}
-    best = min(tried, key=lambda each: tried[each])
-    return {"causal": best if tried[best] < MATCH else "top-left"}
+    for sizes, corner in itertools.product(((64, 128), (128, 124)), ("top-left", "bottom-right")):
+        if _distance(kernel, _problem(*sizes, options={"is_causal": True}), BLOCK, causal=corner) < MATCH:
+            return {"causal": corner}  # a fault of calls with more keys than queries hides no convention
+    return {"causal": "top-left"}
 
 
 def _both(kernel: Subject) -> Facts:

@@ -203,7 +203,8 @@ class Variants:
     def _lost(self, name: str, got: NumpyArray, bounds: Bounds, axis: int, at: NumpyArray) -> NumpyArray:
         """Which parts of an axis, by their numbers, a gradient lacks, where it is the sum of the others."""
         exact, numbers, none = bounds.truth.arrays[name], np.unique(at), np.zeros(0, int)
-        if numbers.size < 2 or numbers.size * exact.high.size > MOST_PLANTED or self._dense is None:
+        cost = max(exact.high.size, size_of(bounds.problem) // 200)  # of which each part computes all
+        if numbers.size < 2 or numbers.size * cost > MOST_PLANTED or self._dense is None:
             return none
         shape = (-1, *[1] * (-1 - axis))
         parts = np.stack([gradient_of(self._dense, (at == each).reshape(shape))[name] for each in numbers])

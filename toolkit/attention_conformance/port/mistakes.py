@@ -211,13 +211,13 @@ def mistake_of(
 ) -> list[Cause]:
     """The mistake with which a definition computes the results of another model, in one layer or in all of them.
 
-    A mistake has to explain the first place that left its bound, which has this ``name``. Of several, it is the one
-    that is nearest at the end of the layer; or one in all layers, if it alone explains the end, too. The side has the
+    A mistake has to explain the first place that left its bound, which has this ``name``. Of several, in the layer and
+    in all, it is the one that explains the end, or is nearest at the end of the layer. The side has the
     definition, and ``places`` what it computed. ``targets`` are the results of the other model that one of ours may be.
     """
-    best = list[tuple[float, Cause]]()
+    best, end = list[tuple[bool, float, Cause]](), ""
     for stage, names in _stages(side, inputs, places, name) if side.definitions else ():
-        before = {each.name: each.cleared(inputs).array for each in stage.places()}
+        before, end = {each.name: each.cleared(inputs).array for each in stage.places()}, end or names("output")
 
         def nearest(found: Inputs, here: str, names: Callable[[str], str] = names) -> tuple[float, float]:
             """How far a place is from the other model's, as a norm and in ulp."""
@@ -225,28 +225,27 @@ def mistake_of(
             pairs = [(distance(other, found[here]), ulps_of(other, found[here])) for other in others]
             return min(pairs, default=(math.inf, math.inf))
 
-        first, last = [here for here in before if names(here) == name] or ["output"], "output"
+        first, of_layer = ([here for here in before if names(here) == each] or ["output"] for each in (name, end))
         parted, off = nearest(before, first[0])
         if off <= bounds[name] or not math.isfinite(parted):  # they do not part here
             continue
-        found = list[tuple[float, Cause]]()
+        found = list[tuple[bool, float, Cause]]()
         for cause, changed in _mistakes(stage):
             after = {each.name: each.cleared(inputs).array for each in changed.places()}
-            here = first[0] if first[0] in after else last
-            (away, off), (_, off_last) = nearest(after, here), nearest(after, last)
+            here = first[0] if first[0] in after else "output"
+            (away, off), (_, off_last), (_, at_end) = (nearest(after, each) for each in (here, "output", of_layer[0]))
             share = 1 - (away / parted) ** 2
             if off > bounds[names(here)] and share < EXPLAINED:
                 continue
-            effect = f"this explains {share:.1%}"
+            effect, is_all = f"this explains {share:.1%}", off_last <= bounds[names("output")]
             if off <= bounds[names(here)]:
-                is_all = off_last <= bounds[names(last)]
-                effect = "then all numbers are" if is_all else f"then {names(here)} is, and {names(last)} is not"
+                effect = "then all numbers are" if is_all else f"then {names(here)} is, and {names('output')} is not"
                 effect = f"{effect} within the bound"
-            found.append((off_last, cause._replace(says=f"{cause.says}: {effect}")))
-        best += sorted(found, key=lambda each: each[0])[:1]
-        if found and best[-1][0] <= bounds[names(last)]:
-            return [best[-1][1]]
-    return [cause for _, cause in best[:1]]
+            found.append((not is_all, at_end, cause._replace(says=f"{cause.says}: {effect}")))
+        best += sorted(found, key=lambda each: each[:2])[:1]
+        if found and not best[-1][0]:
+            break
+    return [cause for _, _, cause in sorted(best, key=lambda each: each[:2])[:1]]
 
 
 def distance(first: NumpyArray, second: NumpyArray) -> float:
