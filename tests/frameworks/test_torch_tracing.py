@@ -213,23 +213,6 @@ def test_torch_compile_with_open_lengths_compiles_once(torch):
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("rows", [6, 10, 13])
-@pytest.mark.parametrize("rule", [ac.SlidingWindow(left=3, right=2), ac.SlidingWindow(left=1, right=0, offset=4)])
-def test_torch_compile_with_open_lengths_cuts_keys_at_symbols(torch, rule, rows):
-    """The first key within reach is a number of the lengths, which are no numbers yet."""
-
-    def attend(query, key):
-        return ac.scaled_dot_product_attention(query, key, key, mask=rule)
-
-    function = compiled(torch, attend, dynamic=True)
-    for more in (0, 3):
-        query, key = torch.linspace(-1, 1, (rows + more) * 8).reshape(1, 1, -1, 8), torch.randn(1, 1, 10 + more, 8)
-        query.requires_grad_()
-        outputs = function(query, key), attend(query, key)
-        assert_same("torch", *outputs)
-        assert_same("torch", *(torch.autograd.grad(output.sum(), query)[0] for output in outputs))
-
-
 @pytest.mark.parametrize("arithmetic", ["fast", "reproducible"])
 def test_torch_compile_with_open_lengths_takes_numbers_of_settings_as_symbols(torch, arithmetic):
     """And an offset of the lengths: a plan, which is text in a program, has the numbers themselves."""
