@@ -261,11 +261,9 @@ def test_a_program_for_many_sizes_shares_key_heads():
     torch._dynamo.reset()
     program = torch.compile(attention, dynamic=True, backend="aot_eager", fullgraph=True)
     key = torch.linspace(-1, 1, 640).reshape(2, 2, 20, 8)
-    for rows, mask in ((5, None), (4, None), (5, ac.SlidingWindow(left=3, right=2))):
+    for rows, rule in ((5, {}), (4, {}), (5, {"mask": ac.SlidingWindow(left=3, right=2)})):
         query = torch.linspace(-1, 2, 64 * rows).reshape(2, 4, rows, 8)
-        close(
-            [program(query, key, key, mask=mask)], [attention(query, key, key, mask=mask, implementation="dense")], 1e-5
-        )
+        close([program(query, key, key, **rule)], [attention(query, key, key, implementation="dense", **rule)], 1e-5)
 
 
 @pytest.mark.parametrize("places", [[0], [1], [2], [0, 2], [1, 2]])
