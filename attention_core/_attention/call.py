@@ -164,7 +164,7 @@ def num_heads_of_whole(call: Call) -> Any:
 
 def is_listed(start: Any) -> bool:
     """Whether this is no first position, but an array of all of them."""
-    return len(getattr(start, "shape", ())) > 0
+    return not isinstance(start, int) and len(getattr(start, "shape", ())) > 0  # nothing is asked of a symbol
 
 
 def counted_from(start: Any, counted: Array, xp: Namespace) -> Array:

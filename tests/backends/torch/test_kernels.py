@@ -257,13 +257,13 @@ def test_a_score_that_fits_does_not_overflow_on_the_way(size, scale, mask, recor
 
 
 def test_a_program_for_many_sizes_shares_key_heads():
-    """Whether heads are shared is a symbol to a compiler, and the kernel takes none."""
+    """Whether heads are shared is a symbol to a compiler, and the kernel takes none; so is where a window cuts keys."""
     torch._dynamo.reset()
     program = torch.compile(attention, dynamic=True, backend="aot_eager", fullgraph=True)
     key = torch.linspace(-1, 1, 640).reshape(2, 2, 20, 8)
-    for rows in (5, 4):
+    for rows, rule in ((5, {}), (4, {}), (5, {"mask": ac.SlidingWindow(left=3, right=2)})):
         query = torch.linspace(-1, 2, 64 * rows).reshape(2, 4, rows, 8)
-        close([program(query, key, key)], [attention(query, key, key, implementation="dense")], 1e-5)
+        close([program(query, key, key, **rule)], [attention(query, key, key, implementation="dense", **rule)], 1e-5)
 
 
 @pytest.mark.parametrize("places", [[0], [1], [2], [0, 2], [1, 2]])
