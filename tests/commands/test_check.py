@@ -277,7 +277,7 @@ def test_what_is_right_in_a_process_of_its_own_is_told_as_of_state(tmp_path):
     (tmp_path / "stale.py").write_text(STALE)
     cases = ("--case", "shape-31x31-plain", "--case", "shape-31x31-plain-high", "--dtype", "float32")
     found = in_this_process(f"{tmp_path / 'stale.py'}:stale", *cases, "--layout", "BHSD")
-    assert "earlier calls leave something behind, or their order matters (state)" in " ".join(found.stdout.split())
+    assert "leave something behind, their order matters, or threads race (state)" in " ".join(found.stdout.split())
 
 
 def test_large_cases_count_heads_beyond_16_bits_and_ask_for_memory_first(tmp_path, monkeypatch):
