@@ -92,11 +92,16 @@ def length(array: Array, axis: int, /, *, xp: Namespace) -> Any:
     return dim if isinstance(dim, int) else shape(array, xp=xp)[axis]
 
 
+def is_counted(size: Any, /) -> bool:
+    """Whether a program counts a size when it runs: an array. A symbol of a compiler cannot be asked for its dtype."""
+    return not isinstance(size, int) and hasattr(size, "dtype")
+
+
 def at_least_one(count: Any, xp: Namespace) -> Any:
-    """A count, or 1 for none, as a program may count when it runs."""
+    """A count, or 1 for none; a symbol of a compiler as it is."""
     if isinstance(count, int):
         return max(count, 1)
-    return xp.maximum(count, 1) if hasattr(count, "dtype") else count
+    return xp.maximum(count, 1) if is_counted(count) else count
 
 
 def _dynamic_shape(array: Array) -> tuple[Any, ...]:
@@ -152,8 +157,7 @@ def positions(length: Any, like: Array, /, *, xp: Namespace) -> Array:
 def clipped(positions: Array, count: Any, /, *, xp: Namespace) -> Array:
     """The nearest of 0..count - 1; array-api-compat's ``clip`` refuses a symbol of PyTorch's compiler."""
     positions = xp.where(xp.less(positions, 0), 0, positions)
-    is_array = not isinstance(count, int) and hasattr(count, "dtype")  # a symbol cannot be asked the latter
-    last = xp.subtract(count, 1) if is_array else count - 1
+    last = xp.subtract(count, 1) if is_counted(count) else count - 1
     return xp.where(xp.less(positions, count), positions, last)
 
 

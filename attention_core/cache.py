@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ._arrays import Array, DType, Namespace, clipped, index_dtype, on_device_of, positions, shape, shapes_differ, sizes
+from ._arrays import (
+    Array,
+    DType,
+    Namespace,
+    clipped,
+    index_dtype,
+    is_counted,
+    on_device_of,
+    positions,
+    shape,
+    shapes_differ,
+    sizes,
+)
 from ._backend import as_constant, backend_for, common_namespace, is_concrete, own_namespace, without_warnings
 from ._checks import (
     MAX_POSITIONS,
@@ -247,7 +259,7 @@ def _overlaid(old: Array, new: Array, behind: Array, *, xp: Namespace) -> Array:
     if isinstance(count, int) and count == 1:
         return xp.where(_over_heads(xp.equal(behind, 0), xp), new, old)
     here = xp.logical_and(xp.greater_equal(behind, 0), xp.less(behind, count))
-    if not isinstance(count, int) and hasattr(count, "dtype"):  # it may be 0 in a graph, and `take` needs a row
+    if is_counted(count):  # it may be 0 in a graph, and `take` needs a row
         new = xp.concat([new, xp.zeros_like(old[..., :1, :])], axis=-2)
         count = xp.add(count, 1)
     index = clipped(behind, count, xp=xp)

@@ -23,6 +23,7 @@ from .._arrays import (
     Namespace,
     at_least_one,
     dtype_name,
+    is_counted,
     length,
     number_like,
     positions,
@@ -132,7 +133,7 @@ def scale_like(query: Array, scale: float | Array | None, xp: Namespace) -> floa
 def default_scale(query: Array, xp: Namespace) -> float | Array:
     """One over the root of the head dimension."""
     width = length(query, -1, xp=xp)
-    if isinstance(width, int) or not hasattr(width, "dtype"):
+    if not is_counted(width):
         return max(width, 1) ** -0.5  # of no elements, all scores are 0
     inverse = xp.divide(1.0, xp.sqrt(xp.astype(width, xp.float64)))  # as precise as a Python float
     return xp.astype(inverse, query.dtype)

@@ -14,6 +14,7 @@ from ..._arrays import (
     Arrays,
     Namespace,
     at_least_one,
+    is_counted,
     length,
     number_like,
     on_device_of,
@@ -122,7 +123,7 @@ def make_plan(call: Call) -> tuple[Plan, Arrays]:
 def _not_empty(x: Array, xp: Namespace, axes: Iterable[int] = (0,)) -> Array:
     for axis in axes:
         size = length(x, axis, xp=xp)
-        x = pad(x, axis, at_least_one(size, xp) - size, xp) if hasattr(size, "dtype") else x
+        x = pad(x, axis, at_least_one(size, xp) - size, xp) if is_counted(size) else x
     return x
 
 
@@ -139,7 +140,7 @@ def as_called(x: Array, call: Call, *last: Any) -> Array:
     """A result (B, G, R, M, ...) of the plan of a call in the axes of the call, (..., H, M, *last)."""
     *dims, _ = shape(call.query, xp=call.xp)
     batch = math.prod(dims[:-2])
-    return call.xp.reshape(x[:batch, ...] if hasattr(batch, "dtype") else x, (*dims, *last))
+    return call.xp.reshape(x[:batch, ...] if is_counted(batch) else x, (*dims, *last))
 
 
 def _check_score_mod(call: Call) -> None:
