@@ -160,7 +160,7 @@ def test_a_gguf_file_says_how_a_prompt_begins_and_which_words_are_whole(values, 
 
 
 def test_words_that_are_merged_and_missing_are_an_error_of_the_file():
-    with pytest.raises(FileError):
+    with pytest.raises(FileError, match=r"^expected a tokenizer in a\.gguf; got "):
         gguf_tokenizer("a.gguf", {"ggml.model": "gpt2", "ggml.pre": "smollm"} | TOKENS | {"ggml.merges": ["a b"]})
 
 
