@@ -244,7 +244,7 @@ def survey(session, group):
 
 @nox.session(default=False)
 def expected(session):
-    """Check the presets with a file of expected findings, those of Keras on three libraries; `-- torch.sdpa` one."""
+    """Check the presets with a file of known failures, those of Keras on three libraries; `-- torch.sdpa` one."""
     ours = checkout(f"keras,flax,{','.join(FRAMEWORKS)}")
     install(session, *ours, "transformers", "equinox", "onnx", "onnxruntime")
     shipped = sorted((ROOT / "toolkit" / "attention_conformance" / "kernel" / "expected").glob("*.toml"))

@@ -97,7 +97,7 @@ class Takes(NamedTuple):
             if is_used and name not in self.options:
                 return "drops no weights by seed and position (line 11)" if name == "dropout" else f"has no {name}"
         if self.one_width and sizes(call.key)[-1] != sizes(call.value)[-1]:
-            return "takes values as wide as keys alone"
+            return "takes values as wide as keys only"
         has_gradient: Any = call.backend.has_gradient or (lambda array: False)  # as far as is known
         is_constant = call.bias is None or (call.bias.dtype == call.query.dtype and not has_gradient(call.bias))
         if self.constant_bias and not is_constant:

@@ -36,7 +36,7 @@ NARROW = ("mask", "grouped-heads", "shape-65x65-d64-causal", "scores-above-100",
 """Cases in 16 bits where a compiler takes most of the time."""
 
 CALLED = ("layout", "mask", "causal", "masks and causality at once", "scale by default",
-          "query heads that share KV heads (GQA)", "values as wide as keys alone", "dtypes", "gradients")  # fmt: skip
+          "query heads that share KV heads (GQA)", "values must be as wide as keys", "dtypes", "gradients")  # fmt: skip
 """The facts of a kernel that the survey keeps."""
 
 LONGEST = 540.0
@@ -162,7 +162,7 @@ def shown(red: list[Finding], row: Row, path: Path) -> dict[str, Any]:
     assert telling is not None
     text = (
         script_of(telling, row.target, {}, f"same-bits-as {row.target}" if telling.case in VARIATIONS else "kernel")
-        + "raise SystemExit(int(finding.verdict in ('silently wrong', 'visibly wrong')))\n"
+        + "raise SystemExit(int(result.verdict in ('silently wrong', 'visibly wrong')))\n"
     )
     return _run(text, path, row, telling)
 

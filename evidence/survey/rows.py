@@ -66,9 +66,9 @@ ABSENT = {
     "xformers 0.0.35": "its operators for a CPU are not built: `memory_efficient_attention` refuses every array there",
     "timm, open-clip": "both import torchvision, whose wheels refuse a PyTorch for CPUs alone",
     "torchtune, keras-hub": "hundreds of MB, and their attention is `torch.sdpa` or `keras.ops`",
-    "paddlepaddle": "no version installs with the other versions of the survey",
+    "paddlepaddle": "no version can be installed next to the other packages of the survey",
     "flash-attn, TransformerEngine, cuDNN": "they need a GPU",
-    "jax flash_attention and splash_attention for a TPU": "interpreted, they refuse nearly all lengths of the kit",
+    "jax flash_attention and splash_attention for a TPU": "in interpret mode they refuse nearly all lengths of the kit",
     "jax decode_attention.gqa": "it takes one query alone, and no case of the kit has one",
 }
 """Attentions that could not be had, and why."""

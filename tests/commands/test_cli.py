@@ -183,7 +183,7 @@ def test_results_are_written_as_json(tmp_path):
         (["--dtype", "float8"], f"expected a dtype out of {', '.join(DTYPES)}; got 'float8'"),
         (["--mode", "fast", "--backend", "numpy"], "expected a mode out of eager; got 'fast'"),
         (["--device", "cuda:9", "--backend", "numpy"], "expected a device out of cpu; got 'cuda:9'"),
-        (["--case", "mask", "--case", "softpac"], "expected a case out of those of --list; got 'softpac', which none matches"),
+        (["--case", "mask", "--case", "softpac"], "expected a case of --list; got 'softpac', which none matches"),
         (["--json", "/no/such/folder/results.json"], "expected a file that can be written; got /no/such/folder/results.json"),
         (["--json", "."], "expected a file to write; got ., a directory"),
         (["--json", "/dev/null"], "expected a file to write; got /dev/null, no regular file"),

@@ -91,17 +91,15 @@ def test_the_command_writes_the_command_that_repeats_it(call, tmp_path):
     document = json.loads(written.read_text())
     sha256 = document["cases"]["digest"]["sha256"]
     got = result.stdout.splitlines()
-    assert got == ["a call of attention, in reproducible arithmetic: 4 ways, compared with each other", sha256]
+    shown = "a call of attention, in reproducible arithmetic:"
+    assert got == [f"{shown} 4 configurations, compared with each other", sha256]
     assert document["cases"]["digest"]["ways"] == dict.fromkeys([*WAYS, "numpy (cpu, eager, 1 thread)"], sha256)
     words = shlex.split(document["environment"]["command"])
     assert words[:2] == ["attention-core", "digest"]
     assert {f"--sha256={sha256}", "--threads=1", "--causal", "--softcap=2.0"} < set(words)
     alone = [word for word in words[2:] if not word.startswith("--threads")]
-    told = [
-        "a call of attention, in reproducible arithmetic: 3 ways, compared with each other and the given hash",
-        sha256,
-    ]
-    assert invoke("digest", *alone, "--jobs", 0).stdout.splitlines() == told
+    expected = [f"{shown} 3 configurations, compared with each other and the given hash", sha256]
+    assert invoke("digest", *alone, "--jobs", 0).stdout.splitlines() == expected
     assert document["cases"]["digest"]["compared with"] == ["each other"]
     assert document["cases"]["digest"]["left out"] == []
 

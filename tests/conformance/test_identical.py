@@ -266,11 +266,11 @@ def test_hashes_are_written_as_json(tmp_path):
     ("arguments", "told"),
     [
         (["--backend", "fortran"], "expected a backend out of "),
-        (["--case", "nothing-*"], "expected a case out of those of --list; got 'nothing-*', which none matches"),
+        (["--case", "nothing-*"], "expected a case of --list; got 'nothing-*', which none matches"),
         (["--mode", "slow"], "expected a mode out of eager; got 'slow'"),
         (["--dtype", "float32"], "expected no --dtype with --identical; got one"),
         (["--model", "/no/such/model"], "expected a model, a folder or a GGUF file; got /no/such/model: [Errno 2]"),
-        (["--case", "model"], "expected a case out of those of --list; got 'model', which none matches"),
+        (["--case", "model"], "expected a case of --list; got 'model', which none matches"),
     ],
 )
 def test_what_cannot_be_run_as_given_has_status_2(arguments, told):

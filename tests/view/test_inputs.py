@@ -15,8 +15,8 @@ def test_pictures_take_the_grid_of_pooled_keys_and_of_patches_behind_a_class_tok
     image = rng.uniform(size=(16, 24, 3))
     pooled = view(rng.dirichlet(np.ones(24), size=(2, 96)), image=image)
     assert (pooled.picture.grid, pooled.picture.key_grid) == ((8, 12), (4, 6))
-    patches = view(rng.dirichlet(np.ones(97), size=(2, 97)), image=(image * 255).astype(np.uint8), prefix=1)
-    assert (patches.picture.grid, patches.picture.prefix) == ((8, 12), 1)
+    patches = view(rng.dirichlet(np.ones(97), size=(2, 97)), image=(image * 255).astype(np.uint8), class_tokens=1)
+    assert (patches.picture.grid, patches.picture.class_tokens) == ((8, 12), 1)
 
 
 def test_a_large_picture_keeps_queries_in_even_rows_and_columns_with_the_one_asked_for(rng, monkeypatch):

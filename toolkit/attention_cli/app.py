@@ -137,16 +137,16 @@ class Check(Options, Apart):
     strict: bool = False
 
 
-@command("Find where two models part.", "attention_cli.compare:compare")
+@command("Find where two models differ.", "attention_cli.compare:compare")
 @dataclass(frozen=True)
 class Compare(Apart):
-    """Run two models or layers on the same input, each in its framework, and say where they part, and why.
+    """Run two models or layers on the same input, each in its framework, and say where they differ, and why.
 
     A model is a file of this project, a GGUF file, a folder of transformers, a .keras file, or file.py:name. With a
     framework in front, as in jax:FOLDER, the layers of this project run the same weights there.
 
-    The exit status is 0 if all places are within the bound, and 1 if not. It is 2 if the models cannot be compared, and
-    3 if one crashed or took too long.
+    The exit status is 0 if all activations are within the bound, and 1 if not. It is 2 if models cannot be compared,
+    and 3 if one crashed or took too long.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class Compare(Apart):
     timeout
         The seconds that a step may take, such as a run of a model.
     verbose
-        Print all places, instead of those around the first that differs.
+        Print all activations, not only those around the first that differs.
     """
 
     first: Annotated[str, typer.Argument()]
@@ -321,14 +321,14 @@ class View:
     causal: bool = False
 
 
-@command("Hash a call or a saved layer in every way of running.", "attention_cli.digest:digest")
+@command("Hash a call or a saved layer in every configuration.", "attention_cli.digest:digest")
 @dataclass(frozen=True)
 class Digest(Ways):
     """Hash the results of a call of attention, or of a saved layer, on given inputs, with SHA-256.
 
     A call takes query, key, value and, if they are there, mask and bias. A layer takes its own arguments, by name.
-    Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and with the samples
-    of a batch apart. --mode adds compiled calls, and --threads, which is repeatable, a process with so many threads.
+    Reproducible arithmetic computes them by an eager call on every backend, again in small blocks, and one sample of a
+    batch at a time. --mode adds compiled calls, and --threads, which is repeatable, a process with so many threads.
     With --chain or --against, a language model has a hash for each layer and token instead, and the command prints the
     first that differs.
 
@@ -373,7 +373,7 @@ class Conformance(Ways):
 
     Each result of a catalogue of cases is compared with an oracle of higher precision. With --identical, run another
     catalogue in reproducible arithmetic, in every mode of every backend, and compare the SHA-256 of each result with
-    the published one. Eager calls run again in small blocks, with the samples of a batch apart, and with one thread.
+    the published one. Eager calls run again in small blocks, one sample of a batch at a time, and with one thread.
     --model adds the case model, of an encoder of BERT's type or a language model of Llama's.
 
     The exit status is 0 if all results keep their bounds, 1 if not (or if nothing could be run), and 2 if the command

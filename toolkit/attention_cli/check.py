@@ -151,7 +151,7 @@ class _Run:
         telling = most_telling(self.results)
         if telling is not None:
             again = (telling, self.job.target, self.job.declared, self.job.how)
-            self._screen.print(f"\nThis program runs the most telling case again:\n\n{script_of(*again)}", **AS_IT_IS)
+            self._screen.print(f"\nThis program runs the clearest case again:\n\n{script_of(*again)}", **AS_IT_IS)
             self._screen.print(f"This command runs it again: {command_of(*again)}", **AS_IT_IS)
         if interrupted:
             self._screen.print("Interrupted: the cases after these were not run.", highlight=False)

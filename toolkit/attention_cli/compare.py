@@ -1,4 +1,4 @@
-"""The command ``compare``: two models on the same input, in a process of its own, and where they part."""
+"""The command ``compare``: two models on the same input, in a process of its own, and where they differ."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _list(cases: Iterable[Case | Identical]) -> None:
 def _chosen_cases(patterns: Many, cases: Sequence[Case | Identical]) -> list[Case | Identical]:
     for pattern in patterns or ():
         if not fnmatch.filter([case.name for case in cases], pattern):
-            raise refusal(f"expected a case out of those of --list; got {pattern!r}, which none matches")
+            raise refusal(f"expected a case of --list; got {pattern!r}, which none matches")
     return [case for case in cases if not patterns or any(fnmatch.fnmatch(case.name, each) for each in patterns)]
 
 

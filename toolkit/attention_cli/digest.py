@@ -1,4 +1,4 @@
-"""The command ``digest``: the SHA-256 of a call or of a saved layer, in every way of running."""
+"""The command ``digest``: the SHA-256 of a call or of a saved layer, in every configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def digest(options: Digest, /) -> None:
     files, mode, threads, jobs, sha256 = options.files, options.mode, options.threads, options.jobs, options.sha256
     sha256 = sha256 and sha256.lower()  # some tools print capitals
     if sha256 is not None and not re.fullmatch("[0-9a-f]{64}", sha256):
-        raise refusal(f"expected --sha256 of 64 hex digits; got {sha256!r}")
+        raise refusal(f"expected --sha256 of 64 hex digits; got {options.sha256!r}")
     if threads and not jobs:
         raise refusal("expected --jobs of 1 or more with --threads, which a running process keeps; got 0")
     check_file(options.json)
@@ -52,7 +52,7 @@ def digest(options: Digest, /) -> None:
     verdict = work.judge(results, sha256, described)
     screen = console()
     compared = " and ".join(filter(None, ("each other", verdict.compared)))
-    ways = f"{len(verdict.results)} ways, compared with {compared}"
+    ways = f"{len(verdict.results)} configurations, compared with {compared}"
     for line in (f"{shows}, in reproducible arithmetic: {ways}", verdict.sha256 or "no hash"):
         screen.print(line, highlight=False, soft_wrap=True)
     for line in verdict.complaints:

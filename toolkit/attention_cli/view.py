@@ -28,7 +28,7 @@ def view(options: View, /) -> None:
     check_file(output)
     with refusing(TypeError, ValueError, IndexError, OSError, ModuleNotFoundError):
         chosen = {name: getattr(options, name) for name in ("image", "sample")}
-        chosen |= {"heads": options.head, "query": _queries(options.query or []), "prefix": options.class_tokens}
+        chosen |= {"heads": options.head, "query": _queries(options.query or []), "class_tokens": options.class_tokens}
         made = _of_files(files, _tokens(options.tokens), options.causal, chosen)
         if output is not None:
             made.save(output)

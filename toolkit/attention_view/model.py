@@ -62,7 +62,7 @@ class Picture(NamedTuple):
         Height and width.
     grid, key_grid : tuple of int
         Rows and columns of queries and of keys; fewer keys where they are pooled.
-    prefix : int
+    class_tokens : int
         Keys before the patches, such as a class token.
     places : sequence of int
         Of each query row times columns plus column, and below 0 before the patches.
@@ -72,7 +72,7 @@ class Picture(NamedTuple):
     size: tuple[int, int]
     grid: tuple[int, int]
     key_grid: tuple[int, int]
-    prefix: int
+    class_tokens: int
     places: Sequence[int]
 
     def name(self, row: int) -> str:
@@ -82,7 +82,7 @@ class Picture(NamedTuple):
 
     def keys(self, found: Map, row: int) -> Any:
         """The codes of a query on the grid of keys."""
-        return found.levels[0].codes[row, self.prefix :].reshape(self.key_grid)
+        return found.levels[0].codes[row, self.class_tokens :].reshape(self.key_grid)
 
 
 @dataclass(frozen=True, eq=False)

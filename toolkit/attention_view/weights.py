@@ -35,7 +35,7 @@ def view(
     image: Any = None,
     grid: tuple[int, int] | None = None,
     key_grid: tuple[int, int] | None = None,
-    prefix: int = 0,
+    class_tokens: int = 0,
     query: Any = None,
     other: Any = None,
     sample: int = 0,
@@ -62,7 +62,7 @@ def view(
         What queries and keys are patches of. Floats are in [0, 1].
     grid, key_grid : tuple of int, optional
         Rows and columns of queries and of keys on the picture; by default as square as the picture.
-    prefix : int
+    class_tokens : int
         Queries and keys before the patches, such as 1 for a class token.
     query : int, tuple of int, or a list of them, optional
         The query that is looked at first: its number, or its row and column on the picture, by default in the middle.
@@ -97,7 +97,7 @@ def view(
     notes: list[str] = []
     if image is not None:
         count = sum(len(each.heads) for each in sources) * (1 if others is None else 3)
-        grids = {"grids": (grid, key_grid), "prefix": prefix, "query": query}
+        grids = {"grids": (grid, key_grid), "class_tokens": class_tokens, "query": query}
         picture, first, notes = _on_picture(image, [*sources, *(others or ())], count, **grids)
     elif query is not None:
         if isinstance(query, tuple | list):
@@ -169,7 +169,7 @@ def _block(lengths: tuple[int, int], count: int, most: int) -> tuple[int, int]:
 
 
 def _on_picture(
-    image: Any, sources: Sequence[Source], count: int, *, grids: Any, prefix: int, query: Any
+    image: Any, sources: Sequence[Source], count: int, *, grids: Any, class_tokens: int, query: Any
 ) -> tuple[Picture, int, list[str]]:
     """A picture of ``count`` maps, the row of its query, and a note; sources keep what there is room for."""
     lengths = {(each.rows, each.columns) for each in sources}
@@ -177,7 +177,7 @@ def _on_picture(
         raise ValueError(f"expected layers of the same lengths with an image; got {sorted(lengths)}")
     ((rows, columns),) = lengths
     most = MOST_CODES // (columns * count)
-    picture, kept, first = picture_of(image, (rows, columns), grids, prefix=prefix, query=query, most=most)
+    picture, kept, first = picture_of(image, (rows, columns), grids, class_tokens=class_tokens, query=query, most=most)
     if kept is None:
         return picture, first, []
     for each in sources:

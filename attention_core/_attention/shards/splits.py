@@ -34,8 +34,8 @@ class Shards(NamedTuple):
     strategy : {"auto", "gather", "heads", "ring", "merge"}
         ``"gather"`` gathers keys and values, and queries stay. ``"heads"`` exchanges positions for heads and back, and
         repeats key/value heads where the ranks do not share them out evenly. ``"ring"`` passes keys and values on from
-        rank to rank. ``"auto"`` takes the ring if a window leaves fewer than half of its hops; else heads if the number
-        of ranks divides that of the key/value heads; else it gathers. ``"merge"`` is for decoding: all ranks have all
+        rank to rank. ``"auto"`` takes the ring if a window leaves fewer than half of its steps; else heads if the ranks
+        divide the key/value heads; else it gathers. ``"merge"`` is for decoding: all ranks have all
         queries, and get all of the output. It has no gradient.
     length : int, optional
         The length of the whole, if `shard` padded it; under ``"merge"`` that of the keys.

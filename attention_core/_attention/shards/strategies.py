@@ -135,7 +135,7 @@ class Ring(Way):
             )
         if 2 * self._hops(sharded).rotations < sharded.here.size - 1:
             return OPEN
-        return Verdict(None, "no window leaves fewer than half of its hops")
+        return Verdict(None, "no window leaves fewer than half of its steps")
 
     def run(self, sharded: Sharded, *, logsumexp: bool, weights: bool = False) -> Result:
         call, here, stop = sharded.call, sharded.here, sharded.stop

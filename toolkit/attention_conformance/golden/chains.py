@@ -1,4 +1,4 @@
-"""A hash for each layer and token of a language model, by which two machines find the first place where they part."""
+"""A hash for each layer and token of a language model, by which two machines find the first place where they differ."""
 
 from __future__ import annotations
 

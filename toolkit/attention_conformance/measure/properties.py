@@ -62,7 +62,7 @@ def in_equal_bits(question: Question, problem: Problem) -> Arrays:
     kernel = question.kernel
     has_arithmetic = kernel.native and "arithmetic" not in unsupported(kernel.function, problem)
     if not (has_arithmetic or kernel.batch_invariant):
-        raise NotOffered("the same bits in any batch")
+        raise NotOffered("batch invariance")
     if not has_arithmetic:
         options = {name: each for name, each in problem.options.items() if name != "arithmetic"}
         problem = replace(problem, options=options)

@@ -1,4 +1,4 @@
-"""Two models on the same input: weights first, then place by place, head by head, and why they part."""
+"""Two models on the same input: weights first, then place by place, head by head, and why they differ."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether all places are within the bound."""
+        """Whether all activations are within the bound."""
         return self.first is None
 
     def json(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def compare(
     *,
     bound: float = BOUND,
 ) -> Comparison:
-    """Run two models or layers on the same input, each in its framework, and say where they part, and why.
+    """Run two models or layers on the same input, each in its framework, and say where they differ, and why.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ Inputs = Mapping[str, NumpyArray]
 
 
 class Cause(NamedTuple):
-    """Why two models part, as a name and in words."""
+    """Why two models differ, as a name and in words."""
 
     name: str
     says: str

@@ -72,9 +72,9 @@ def script_of(result: Finding, target: str, declared: Mapping[str, Any], profile
 
 subject = load_target({target!r}{keywords})
 options = dict(cases=["{result.case}"], dtypes=["{result.dtype}"], seed={result.seed}, {how})
-(finding,) = (each for each in check_subject(subject, **options) if each.case == "{result.case}")
-print(finding.verdict, "by", finding.error, "units in the last place:", finding.detail)
+(result,) = (each for each in check_subject(subject, **options) if each.case == "{result.case}")
+print(result.verdict, "by", result.error, "units in the last place:", result.detail)
 
-problem = problem_of(finding, subject)  # the arrays of the call
+problem = problem_of(result, subject)  # the arrays of the call
 print({{name: (array.dtype.name, array.shape) for name, array in problem.arrays.items()}}, problem.options)
 """

@@ -118,7 +118,7 @@ def expected_of(target: str, named: str | None) -> tuple[Expected, ...]:
     path = SHIPPED / f"{target}.toml" if named == "shipped" else Path(named)
     if named == "shipped" and not path.is_file():
         raise ExpectedError(
-            f"expected a target whose expected findings are shipped; got {target}: --expected takes a file"
+            f"expected a target whose known failures are shipped; got {target}: --expected takes a file"
         )
     return read_expected(path)
 

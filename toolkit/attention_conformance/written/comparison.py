@@ -6,7 +6,7 @@ from attention_conformance.port.comparison import Comparison
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Where two models part, and why, in a line or more."""
+    """Where two models differ, and why, in a line or more."""
     if comparison.first is None:
         worst = max(comparison.places, key=lambda each: each.ulps / each.bound)
         nearest = f"nearest to it is {worst.name}, by {worst.ulps:.3g} ulp of {worst.bound:.3g}"

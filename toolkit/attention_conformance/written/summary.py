@@ -44,11 +44,11 @@ HIDDEN = ("name", "native", "asks", "order", "array_names", "returns", "options"
 
 NAMES = {
     "causal_name": "keyword of the causal mask",
-    "full_mask": "only masks of the whole shape",
+    "full_mask": "masks must have the full shape",
     "mask_with_causal": "masks and causality at once",
     "default_scale": "scale by default",
     "grouped": "query heads that share KV heads (GQA)",
-    "same_width": "values as wide as keys alone",
+    "same_width": "values must be as wide as keys",
     "differentiates": "gradients",
     "unknown": "unknown parameters, left at their defaults",
     "batch_invariant": "bitwise equal in any batch",

@@ -154,8 +154,8 @@ const nameOf = (side, index) => {
 
 // Where a query or key is on the picture.
 function placeOf(side, index) {
-  const { places, prefix, grid, key_grid: keys } = data.picture;
-  const [at, columns] = side ? [index - prefix, keys[1]] : [places[index], grid[1]];
+  const { places, class_tokens, grid, key_grid: keys } = data.picture;
+  const [at, columns] = side ? [index - class_tokens, keys[1]] : [places[index], grid[1]];
   return `${side ? "key" : "query"} ${at < 0 ? "before the patches" : `at row ${Math.floor(at / columns)}, column ${at % columns}`}`;
 }
 

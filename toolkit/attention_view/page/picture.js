@@ -113,9 +113,9 @@ function drawPictures() {
 // The brightest is the largest, unless that is little more than an even share.
 const keyImage = document.createElement("canvas");
 function drawKeys(canvas, context, map) {
-  const { key_grid: keys, prefix } = data.picture;
+  const { key_grid: keys, class_tokens } = data.picture;
   const show = data.shows[map.show];
-  const weights = weightsOf(map, 0, state.row).slice(prefix);
+  const weights = weightsOf(map, 0, state.row).slice(class_tokens);
   const best = d3.maxIndex(weights);
   const largest = weights[best] || 0; // all may be NaN
   const top = show.kind === "difference" ? largest || 1 : Math.max(largest, map.part.least);
@@ -125,7 +125,7 @@ function drawKeys(canvas, context, map) {
   const small = keyImage.getContext("2d");
   const image = small.createImageData(keys[1], keys[0]);
   const pixels = new Uint32Array(image.data.buffer);
-  const first = state.row * columns + prefix;
+  const first = state.row * columns + class_tokens;
   for (let j = 0; j < pixels.length; j++) pixels[j] = colour(codes[first + j]) || ZERO_BYTES;
   small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = byId("smooth").checked;
