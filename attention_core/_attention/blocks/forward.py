@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,18 +44,17 @@ MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as the
 NORM_LIMIT = 1e15  # of norms, and of values
 
 
-def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array]:
+def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, ...]:
     """Attention over blocks, in the type of the computation: output (..., H, M, E), and of each row two numbers.
 
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact. A grid is one that lasts.
     """
-    xp, call = call.xp, upcast_call(call)
+    call = upcast_call(call)
     if grid is None:
-        output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
+        results = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     else:
-        output, logsumexp, remainder = _results(grid.of(call), tuple)
-    output = as_called(output, call, shape(call.value, xp=xp)[-1])
-    return output, as_called(logsumexp, call), as_called(remainder, call)
+        results = _results(grid.of(call), tuple)
+    return as_called(call, shape(call.value, xp=call.xp)[-1], *results)
 
 
 def forward_grid(plan: Plan, call: Call) -> Grid:
@@ -118,7 +118,7 @@ def scores_are_small(grid: Grid) -> bool:
 
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    output, rows = for_each_rows(grid, lambda sample: None, _attend, grid.row_stacks(grid.width, 2))
+    output, rows = for_each_rows(grid, operator.attrgetter("query"), _attend, grid.row_stacks(grid.width, 2))
     return output, rows[..., 0], rows[..., 1]
 
 
@@ -131,18 +131,24 @@ class Running(NamedTuple):
     has_key: Array | None
 
 
-def _attend(rows: QueryRows, _: None) -> tuple[Array, Array]:
-    """Output, logsumexp and remainder of a block of queries."""
-    grid, query = rows.grid, rows.block(rows.sample.query)
+def _attend(rows: QueryRows, queries: Array) -> tuple[Array, Array]:
+    """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
+    grid, xp, query = rows.grid, rows.grid.xp, rows.block(queries)
     empty = _empty_state(grid, query) if grid.loops.traced and grid.visits is not None else None
     state = rows.visit(functools.partial(_absorb, rows, query), empty)
-    return _finish(grid, _empty_state(grid, query) if state is None else state)
+    weighted_sum, total, row_max, has_key = _empty_state(grid, query) if state is None else state
+    if has_key is not None:
+        total = xp.where(has_key, total, 1.0)
+    output, dropout = xp.divide(weighted_sum, total), grid.call.dropout
+    output = output if dropout is None else xp.multiply(output, dropout.scale)
+    none = None if has_key is None else xp.logical_not(has_key)
+    return output, xp.concat(list(log_normalizer(row_max, xp.log(total), none, xp)), axis=-1)
 
 
 def _absorb(rows: QueryRows, query: Array, masked: bool, j: Any, state: Running | None) -> Running:
     """The running sums after one more block of keys."""
     grid, sample, xp, loops = rows.grid, rows.sample, rows.grid.xp, rows.grid.loops
-    keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+    keys, values = [loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value)]
     block = score_block(grid, sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
     if grid.exp_without_max:
         new_max, exponentials = None, loops.inplace(xp.exp, block.scores)
@@ -194,17 +200,6 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
         None if grid.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
         xp.zeros_like(total, dtype=xp.bool) if grid.may_be_empty else None,
     )
-
-
-def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
-    """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
-    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.call.dropout, state
-    if has_key is not None:
-        total = xp.where(has_key, total, 1.0)
-    output = xp.divide(weighted_sum, total)
-    output = output if dropout is None else xp.multiply(output, dropout.scale)
-    none = None if has_key is None else xp.logical_not(has_key)
-    return output, xp.concat(list(log_normalizer(row_max, xp.log(total), none, xp)), axis=-1)
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))

@@ -105,7 +105,8 @@ class Grid(NamedTuple):
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        first, start = (index.start if isinstance(index, range) else index for index in (i, j))
+        first = i.start if isinstance(i, range) else i
+        start = j.start if isinstance(j, range) else j
         key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()
