@@ -1,6 +1,7 @@
 """The ways to compute attention, in the order in which they are asked, and which of them a call takes.
 
-`run_call` takes the first way whose verdict is open and that nothing makes slower; `explain` tells what it walks.
+`run_call` takes the first way whose verdict is open and that nothing makes slower; `explain` tells what it walks. All
+calls go through the `run` of a way, those that the memo answers, too.
 A verdict of the ways written here reads no query, key or value.
 """
 
