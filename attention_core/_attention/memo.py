@@ -4,7 +4,7 @@ A signature is types, shapes, dtypes, devices and options. A small call takes le
 and to be judged. Queries, keys and values are looked at in every call, and never kept. Lengths in a mask are read in
 every call, and what they decide is kept for the next one.
 
-A call that is answered here does not pass `run_call`: it goes from `output_of` to what `Way.lasting` gave.
+A call that is answered here does not pass `run_call`: it goes from `output_of` to what `Way.lasting` gave, a `run`.
 """
 
 from __future__ import annotations

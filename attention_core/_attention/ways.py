@@ -1,6 +1,7 @@
 """The ways to compute attention, in the order in which they are asked, and which of them a call takes.
 
-`run_call` takes the first way whose verdict is open and that nothing makes slower; `explain` tells what it walks.
+`run_call` takes the first way whose verdict is open and that nothing makes slower; `explain` tells what it walks. All
+calls go through the `run` of a way, those that the memo answers, too.
 A verdict of the ways written here reads no query, key or value.
 """
 
@@ -33,41 +34,41 @@ IMPLEMENTATIONS = ("auto", "dense", "blockwise", "fused")
 
 
 class Dense(Way):
-    """The definition, with all scores at once; or sample by sample, with the keys that lengths leave of each."""
+    """The definition, with all scores at once."""
 
     kind, reason = "dense", "there are so few scores that cutting them into blocks would take longer"
-
-    def __init__(self, cuts: list[KeyCut] | None = None) -> None:
-        self.cuts = cuts
+    run = staticmethod(guarded_dense)
 
     def judge(self, call: Call) -> Verdict:
-        is_open = self.cuts is not None or dense_advantage(call) is not None
-        return OPEN if is_open else Verdict(None, "holds all scores at once")
-
-    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
-        if self.cuts is not None:
-            return _attend_per_sample(call, self.cuts, logsumexp=logsumexp)
-        return guarded_dense(call, weights=weights, logsumexp=logsumexp)
+        return OPEN if dense_advantage(call) is not None else Verdict(None, "holds all scores at once")
 
     def lasting(self, call: Call) -> Callable[..., Result] | None:
-        if self.cuts is not None:
-            return self.run
         facts = lasting_facts(call)
         is_known = facts is not None or bounds_of(call.mask).is_relative
-        return functools.partial(guarded_dense, facts=facts) if is_known else None
+        return functools.partial(self.run, facts=facts) if is_known else None
 
 
-def _attend_per_sample(call: Call, cuts: list[KeyCut], *, logsumexp: bool) -> Result:
-    """The results of `sample_calls`, with the axes of the batch."""
-    calls, xp, leading = sample_calls(call, cuts), call.xp, call.query.shape[:-3]
-    facts = None if any(cut.mask is not None for cut in cuts) else lasting_facts(calls[0])
-    results = [guarded_dense(each, facts, logsumexp=logsumexp) for each in calls]
+class Samples(Way):
+    """The definition sample by sample, with the keys that lengths leave of each."""
 
-    def join(parts: list[Array]) -> Array:
-        return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))
+    kind, reason = Dense.kind, Dense.reason
 
-    found = [join(list(rows)) for rows in zip(*(each[2:] for each in results), strict=True)] if logsumexp else []
-    return Result(join([each.output for each in results]), None, *found)
+    def __init__(self, cuts: list[KeyCut]) -> None:
+        self.cuts = cuts
+
+    def run(self, call: Call, *, logsumexp: bool, weights: bool = False) -> Result:
+        calls, xp, leading = sample_calls(call, self.cuts), call.xp, call.query.shape[:-3]
+        facts = None if any(cut.mask is not None for cut in self.cuts) else lasting_facts(calls[0])
+        results = [DENSE.run(each, facts, logsumexp=logsumexp) for each in calls]
+
+        def join(parts: list[Array]) -> Array:
+            return xp.reshape(xp.stack(parts), (*leading, *parts[0].shape))
+
+        found = [join(list(rows)) for rows in zip(*(each[2:] for each in results), strict=True)] if logsumexp else []
+        return Result(join([each.output for each in results]), None, *found)
+
+    def lasting(self, call: Call) -> Callable[..., Result] | None:
+        return self.run
 
 
 class Blocks(Way):
@@ -79,7 +80,8 @@ class Blocks(Way):
         return Verdict(None, dense_advantage(call))
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False, grid: Grid | None = None) -> Result:
-        _check_lengths(call, "implementation='blockwise'")
+        if grid is None:
+            _check_lengths(call, "implementation='blockwise'")
         output, *found = blockwise(call, grid)
         return Result(output, None, *found)
 
@@ -94,9 +96,10 @@ class Reproducible(Way):
     kind, reason = "blockwise", "in reproducible arithmetic, there are blocks alone, and their size does not show"
 
     def run(self, call: Call, *, logsumexp: bool, weights: bool = False, grid: Grid | None = None) -> Result:
-        if has_no_pairs(call):
-            return guarded_dense(call, weights=weights)
-        _check_lengths(call, "arithmetic='reproducible'")
+        if grid is None:
+            if has_no_pairs(call):
+                return DENSE.run(call, weights=weights)
+            _check_lengths(call, "arithmetic='reproducible'")
         arithmetic = ARITHMETICS["reproducible" if call.backend.differentiates else "fast"]  # for copies alone
         query, key, value = fan_out((call.query, call.key, call.value), arithmetic, call.xp)
         call = of_weights = call._replace(query=query, key=key, value=value)
@@ -122,9 +125,9 @@ def walk(call: Call) -> Iterator[tuple[Way, Verdict]]:
     if call.arithmetic == "reproducible":
         yield REPRODUCIBLE, OPEN
         return
-    cuts = cuts_that_save(call)
+    cuts: Any = cuts_that_save(call)
     takes_samples = cuts is not None and all(map(dense_advantage, sample_calls(call, cuts)))
-    for way in (Dense(cuts) if takes_samples else DENSE, BLOCKS):
+    for way in (Samples(cuts) if takes_samples else DENSE, BLOCKS):
         yield way, way.judge(call)
 
 
@@ -171,7 +174,7 @@ def run_call(whole: Call, implementation: str, *, weights: bool = False, logsume
         found = logsumexp_way(call).run(call, logsumexp=True)
         result = result._replace(logsumexp=found.logsumexp, remainder=found.remainder)
     if weights and result.weights is None:
-        result = result._replace(weights=guarded_dense(whole, weights=True, logsumexp=False).weights)
+        result = result._replace(weights=DENSE.run(whole, weights=True, logsumexp=False).weights)
     return result if call.sinks is None else with_sinks(result, call)
 
 
@@ -343,13 +346,13 @@ def explain(call: Call, *, weights: bool, logsumexp: bool) -> Explanation:
     taken = next(way for way, verdict in rows if is_taken(way, verdict, call))
     if weights and not is_exact:
         notes.append("return_weights: the dense form computes the weights")
-    if isinstance(taken, Dense) and taken.cuts is not None:
+    if isinstance(taken, Samples):
         notes.append(f"dense: {len(taken.cuts)} samples one by one, each with the keys that its lengths leave")
     if logsumexp and not taken.has_logsumexp(call):
         notes.append(f"return_logsumexp: computed separately, {logsumexp_way(call).kind}")
     if chunks := not is_exact and query_chunks(call):
         notes.append(f"blockwise: {len(chunks)} query chunks instead of blocks, if their result is finite")
-    rows.sort(key=lambda row: isinstance(row[0], Dense))  # which is told last
+    rows.sort(key=lambda row: row[0].kind == DENSE.kind)  # which is told last
     candidates = [
         Candidate(
             way.kind,

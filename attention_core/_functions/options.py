@@ -5,7 +5,7 @@ and a check. If it says how attention is computed, it is a field of `Call`, and 
 
 * one that changes scores is in `modify_scores`, and in `Takes`, by which kernels refuse it;
 * blocks hold it in `Plan`; reproducible arithmetic refuses it in its checks;
-* FlexAttention and ``OF_EXTENTS`` of dask name the options that they take.
+* FlexAttention names the options that it takes, and dask those that it does not.
 
 Layers have it as a setting, by which functions of layers know its name.
 """

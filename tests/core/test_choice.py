@@ -37,7 +37,7 @@ def ran(backend, monkeypatch):
 
         monkeypatch.setattr(owner, attribute, spy)
 
-    spied(ways, "guarded_dense", "dense")
+    spied(ways.DENSE, "run", "dense")
     spied(ways.Blocks, "run", "blockwise")
     for kernel in backend.kernels:
         spied(type(kernel), "attend", "fused")

@@ -22,12 +22,12 @@ def calls(monkeypatch):
     """How many samples were attended to one by one, in each call that was; whatever that saves."""
     counts = []
 
-    def attend(call, cuts, **options):
-        counts.append(len(cuts))
-        return whole(call, cuts, **options)
+    def attend(self, call, **options):
+        counts.append(len(self.cuts))
+        return whole(self, call, **options)
 
-    whole = ways._attend_per_sample
-    monkeypatch.setattr(ways, "_attend_per_sample", attend)
+    whole = ways.Samples.run
+    monkeypatch.setattr(ways.Samples, "run", attend)
     monkeypatch.setattr(parts, "MIN_SAVED", 1)
     return counts
 

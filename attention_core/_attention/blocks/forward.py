@@ -6,9 +6,8 @@ m, total z and sum u of every query,
 .. math:: m' = \max(m, \max_j s_{ij}), \qquad z' = e^{m - m'} z + \sum_j e^{s_{ij} - m'}, \qquad
           u' = e^{m - m'} u + \sum_j e^{s_{ij} - m'} v_j,
 
-and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scores by 32, m is 0, and nothing is
-subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass. Where m is large, that is
-all of :math:`\log z`.
+and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. What rounding takes from the logsumexp is kept for the backward
+pass. Where m is large, that is all of :math:`\log z`.
 
 NaN and infinities that are attended to show, and masked ones do not. Where a library has a softmax that makes one pass
 over the scores, a few queries at a time take all of their keys by the definition: in *query chunks*.
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,22 +39,18 @@ from .grid import Grid, make_grid, matmul_per_group
 from .plan import Plan, as_called, block_tuning, lasts, make_plan, unpack
 from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
 
-MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
-NORM_LIMIT = 1e15  # of norms, and of values
 
-
-def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, Array, Array]:
+def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, ...]:
     """Attention over blocks, in the type of the computation: output (..., H, M, E), and of each row two numbers.
 
     They are the logsumexp (..., H, M), and what is to be added to that to make it exact. A grid is one that lasts.
     """
-    xp, call = call.xp, upcast_call(call)
+    call = upcast_call(call)
     if grid is None:
-        output, logsumexp, remainder = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
+        results = call.backend.custom_gradient(BLOCKWISE, *make_plan(call))
     else:
-        output, logsumexp, remainder = _results(grid.of(call), tuple)
-    output = as_called(output, call, shape(call.value, xp=xp)[-1])
-    return output, as_called(logsumexp, call), as_called(remainder, call)
+        results = _results(grid.of(call), tuple)
+    return as_called(call, shape(call.value, xp=call.xp)[-1], *results)
 
 
 def forward_grid(plan: Plan, call: Call) -> Grid:
@@ -81,8 +77,6 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 
 def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:
     """The results of a grid, whose values may not be finite."""
-    if scores_are_small(grid):
-        return _grid_results(grid._replace(all_finite=True, exp_without_max=True))
     return _grid_results(grid) if grid.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
 
@@ -95,30 +89,9 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     return output, logsumexp, remainder
 
 
-def scores_are_small(grid: Grid) -> bool:
-    r"""Whether exponentials of scores can be taken as they are, without a maximum, and averaged by.
-
-    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
-
-    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
-    far from both ends of float32. Libraries that differentiate are not asked, as it pays little there.
-    """
-    call, xp, norm = grid.call, grid.xp, grid.loops.norm
-    is_product = not grid.changes_scores and call.bias is None
-    if not (grid.work and grid.width and is_product) or call.backend.differentiates or call.assume_finite:
-        return False
-    norms, magnitudes = (xp.max(norm(call.query), axis=(2, 3)), xp.max(norm(call.key), axis=2)), xp.abs(call.value)
-    bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
-    fit = xp.all(xp.less(bounds, MAX_PLAIN_SCORE))
-    for each in (*norms, magnitudes):
-        fit = xp.logical_and(fit, xp.less(xp.max(each), NORM_LIMIT))
-    smallest = xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes))
-    return bool(xp.logical_and(fit, xp.greater(smallest, 1 / NORM_LIMIT)))
-
-
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
     """The results of one pass over the blocks."""
-    output, rows = for_each_rows(grid, lambda sample: None, _attend, grid.row_stacks(grid.width, 2))
+    output, rows = for_each_rows(grid, operator.attrgetter("query"), _attend, grid.row_stacks(grid.width, 2))
     return output, rows[..., 0], rows[..., 1]
 
 
@@ -127,39 +100,40 @@ class Running(NamedTuple):
 
     weighted_sum: Array
     total: Array
-    row_max: Array | None
+    row_max: Array
     has_key: Array | None
 
 
-def _attend(rows: QueryRows, _: None) -> tuple[Array, Array]:
-    """Output, logsumexp and remainder of a block of queries."""
-    grid, query = rows.grid, rows.block(rows.sample.query)
+def _attend(rows: QueryRows, queries: Array) -> tuple[Array, Array]:
+    """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
+    grid, xp, query = rows.grid, rows.grid.xp, rows.block(queries)
     empty = _empty_state(grid, query) if grid.loops.traced and grid.visits is not None else None
     state = rows.visit(functools.partial(_absorb, rows, query), empty)
-    return _finish(grid, _empty_state(grid, query) if state is None else state)
+    weighted_sum, total, row_max, has_key = _empty_state(grid, query) if state is None else state
+    if has_key is not None:
+        total = xp.where(has_key, total, 1.0)
+    output, dropout = xp.divide(weighted_sum, total), grid.call.dropout
+    output = output if dropout is None else xp.multiply(output, dropout.scale)
+    none = None if has_key is None else xp.logical_not(has_key)
+    return output, xp.concat(list(log_normalizer(row_max, xp.log(total), none, xp)), axis=-1)
 
 
 def _absorb(rows: QueryRows, query: Array, masked: bool, j: Any, state: Running | None) -> Running:
     """The running sums after one more block of keys."""
     grid, sample, xp, loops = rows.grid, rows.sample, rows.grid.xp, rows.grid.loops
-    keys, values = (loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value))
+    keys, values = [loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value)]
     block = score_block(grid, sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
-    if grid.exp_without_max:
-        new_max, exponentials = None, loops.inplace(xp.exp, block.scores)
-    else:
-        before = scalar_like(_lowest(query, xp), query, xp) if state is None else state.row_max
-        new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
-        exponentials = loops.exp_difference(block.scores, new_max)
+    before = scalar_like(_lowest(query, xp), query, xp) if state is None else state.row_max
+    new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
+    exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, rows.i, j=j) if grid.may_be_empty else None
     weighted_sum = matmul_per_group(weights, grid.value_part(values), xp)
     if state is None:
         return Running(weighted_sum, total, new_max, has_key)
-    sums = state.weighted_sum, state.total
-    if new_max is not None:
-        rescale = loops.exp_difference(state.row_max, new_max)
-        sums = xp.multiply(state.weighted_sum, rescale), xp.multiply(state.total, rescale)
+    rescale = loops.exp_difference(state.row_max, new_max)
+    sums = xp.multiply(state.weighted_sum, rescale), xp.multiply(state.total, rescale)
     return Running(
         loops.inplace(xp.add, sums[0], weighted_sum),
         loops.inplace(xp.add, sums[1], total),
@@ -191,20 +165,9 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
     return Running(
         zeros_with(rows, *dims, grid.width, xp=xp),
         total,
-        None if grid.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
+        xp.full_like(total, _lowest(rows, xp)),
         xp.zeros_like(total, dtype=xp.bool) if grid.may_be_empty else None,
     )
-
-
-def _finish(grid: Grid, state: Running) -> tuple[Array, Array]:
-    """Output of a block of queries, and logsumexp with its remainder (..., 2): 0 and -inf in fully masked rows."""
-    xp, dropout, (weighted_sum, total, row_max, has_key) = grid.xp, grid.call.dropout, state
-    if has_key is not None:
-        total = xp.where(has_key, total, 1.0)
-    output = xp.divide(weighted_sum, total)
-    output = output if dropout is None else xp.multiply(output, dropout.scale)
-    none = None if has_key is None else xp.logical_not(has_key)
-    return output, xp.concat(list(log_normalizer(row_max, xp.log(total), none, xp)), axis=-1)
 
 
 BLOCKWISE = register("blockwise", Operation(forward, backward, empty_results, lasts=lasts))
@@ -225,7 +188,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
         num_passes = xp.add(xp.multiply(infinite, 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
-    if loops.traced or not can_be_read(grid.call.value):
+    if loops.traced or not (grid.work or can_be_read(grid.call.value)):  # what works at once was read already
         return repair()
     grid = grid._replace(all_finite=True)
     if grid.may_be_empty and grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan

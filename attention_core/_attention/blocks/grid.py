@@ -56,7 +56,6 @@ class Grid(NamedTuple):
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     weighed: Callable[[Array, Callable[[Array], Array]], Array] = lambda x, even: x  # scores or weights, or even(x)
     visits: Any = None  # `Visits`, once they are known and needed
-    exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
 
     def of(self, call: Call) -> Grid:
         """The grid with the arrays of a call, of one that lasts."""
@@ -105,7 +104,8 @@ class Grid(NamedTuple):
         """Compute a mask of a block; only once for all blocks of one shape and distance, if the distance decides."""
         if self.cache is None:
             return compute()
-        first, start = (index.start if isinstance(index, range) else index for index in (i, j))
+        first = i.start if isinstance(i, range) else i
+        start = j.start if isinstance(j, range) else j
         key = name, first * self.sizes[0] - start * self.sizes[1], *like.shape[-2:]
         if key not in self.cache:
             self.cache[key] = compute()

@@ -69,12 +69,11 @@ def in_five_axes(call: Call) -> tuple[Arrays, tuple[Any, ...], tuple[Any, ...]]:
     """
     xp, is_exact = call.xp, call.arithmetic == "reproducible"
     query = call.query if is_exact else xp.multiply(call.query, scale_like(call.query, call.scale, xp))
-    *leading, _, rows, width = shape(call.query, xp=xp)
-    num_kv_heads, columns = shape(call.key, xp=xp)[-3:-1]
-    batch = math.prod(leading)
-    group = group_size(call.query, call.key, xp)
+    (*leading, _, rows, width), (*_, num_kv_heads, columns, _) = shape(query, xp=xp), shape(call.key, xp=xp)
+    batch, group = math.prod(leading), group_size(query, call.key, xp)
     query = xp.reshape(query, (batch, num_kv_heads, group, rows, width))
-    key, value = (xp.reshape(x, (batch, num_kv_heads, columns, shape(x, xp=xp)[-1])) for x in call[1:3])
+    key = xp.reshape(call.key, (batch, num_kv_heads, columns, width))
+    value = xp.reshape(call.value, (batch, num_kv_heads, columns, length(call.value, -1, xp=xp)))
     return (query, key, value), tuple(leading), (batch, num_kv_heads, group, rows, columns)
 
 
@@ -136,11 +135,12 @@ def pad(x: Array, axis: int, amount: Any, xp: Namespace, number: float = 0) -> A
     return xp.concat([x, xp.full(tuple(dims), number, dtype=x.dtype, **on_device_of(x))], axis=axis)
 
 
-def as_called(x: Array, call: Call, *last: Any) -> Array:
-    """A result (B, G, R, M, ...) of the plan of a call in the axes of the call, (..., H, M, *last)."""
+def as_called(call: Call, width: Any, *results: Array) -> tuple[Array, ...]:
+    """Results of the plan of a call in its axes: one (B, G, R, M, width), and others (B, G, R, M)."""
     *dims, _ = shape(call.query, xp=call.xp)
     batch = math.prod(dims[:-2])
-    return call.xp.reshape(x[:batch, ...] if is_counted(batch) else x, (*dims, *last))
+    output, *rows = [x[:batch, ...] for x in results] if is_counted(batch) else results
+    return call.xp.reshape(output, (*dims, width)), *[call.xp.reshape(x, tuple(dims)) for x in rows]
 
 
 def _check_score_mod(call: Call) -> None:

@@ -56,7 +56,7 @@ UNIT_KEYS = 64  # about so many values of a channel tell its unit
 
 def reproducible_attention(
     call: Call, group: str | None = None, num_queries: int | None = None, grid: Grid | None = None
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, ...]:
     """Output (..., H, M, E) and logsumexp (..., H, M) in float32, of which every library computes the same bits.
 
     The third result is `pack_logarithm`, (B, G, R, M, 6). Ranks of a group may share the queries, so many in all:
@@ -69,7 +69,7 @@ def reproducible_attention(
         output, logsumexp, reference = call.backend.custom_gradient(REPRODUCIBLE, plan, arrays)
     else:
         output, logsumexp, reference = _results(grid.of(upcast_call(call)))
-    return as_called(output, call, shape(call.value, xp=call.xp)[-1]), as_called(logsumexp, call), reference
+    return *as_called(call, shape(call.value, xp=call.xp)[-1], output, logsumexp), reference
 
 
 def arrange(call: Call) -> tuple[Plan, Arrays]:

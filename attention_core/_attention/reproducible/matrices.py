@@ -58,7 +58,7 @@ def _matrix(operation: Operation, call: Call, *others: Array) -> Array:
     """A matrix (..., H, M, N) in float32, by an operation on the arrays of a call and others."""
     columns, (plan, arrays) = _num_keys(call), arrange(call)
     (matrix,) = call.backend.custom_gradient(operation, plan, (*arrays, *others))
-    return as_called(matrix, call, columns)
+    return as_called(call, columns, matrix)[0]
 
 
 def reproducible_scores(call: Call) -> Array:

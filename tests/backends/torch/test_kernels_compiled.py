@@ -280,7 +280,7 @@ def runs(monkeypatch, backend):
         kept = getattr(home, name)
         monkeypatch.setattr(home, name, lambda *a, **k: (names.append(label), kept(*a, **k))[1])
 
-    counted(module, "guarded_dense", "dense")
+    counted(module.DENSE, "run", "dense")
     counted(module, "blockwise", "blockwise")
     kernel = type(next(each for each in backend.kernels if each.name.endswith("scaled_dot_product_attention")))
     counted(kernel, "attend", "kernel")
