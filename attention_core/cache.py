@@ -225,8 +225,7 @@ def cache_mask(cache: KeyValueCache | Array, num_new: Any = 1, /) -> Mask:
     if not is_array:
         check_positive("num_new", num_new, most=MAX_POSITIONS)
     else:
-        leading = {"...": sizes(length) or OPEN_AXES}
-        check_shapes("num_new: to ... integer", {"num_new": num_new}, leading)
+        check_shapes("num_new: to ... integer", {"num_new": num_new}, {"...": sizes(length) or OPEN_AXES})
         length, num_new = as_constant(length, num_new), as_constant(num_new, length)
     xp = common_namespace(None, {"length": length, "num_new": num_new})
     length, num_new = xp.astype(length, xp.int32), xp.astype(num_new, xp.int32) if is_array else num_new
@@ -303,8 +302,7 @@ def _check_call(*, key: Array, value: Array, cache: KeyValueCache, num_new: Any,
     """Raise unless new keys and values fit a cache, whose lengths are not read here; return the namespace."""
     xp = common_namespace(xp, {"cache": cache, "key": key, "value": value, "num_new": num_new})
     check_flags(donate=donate)
-    known = check_cache(cache)
-    check_shapes(_NEW, {"key": key, "value": value, "cache": cache}, known, _row_hint)
+    check_shapes(_NEW, {"key": key, "value": value, "cache": cache}, check_cache(cache), _row_hint)
     return xp
 
 

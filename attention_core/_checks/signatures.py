@@ -12,6 +12,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 from .._backend import is_compiling, is_of_eager_type, registered_name
+from .arguments import is_flag
 
 Checked = TypeVar("Checked")
 _PLAIN = frozenset((bool, int, float, Fraction, str, type(None), ModuleType))
@@ -73,7 +74,7 @@ def _signature(values: Iterable[Any]) -> tuple[Any, ...] | None:
 def _facts(value: Any, kind: Any) -> Any:
     """What checks may look at of a value that is no plain number, text or module."""
     if hasattr(value, "dtype"):
-        if isinstance(value, Real):  # a number of NumPy
+        if isinstance(value, Real) or is_flag(value):  # a number of NumPy
             return value
         if not is_of_eager_type(value) or getattr(value, "is_nested", False):
             return None

@@ -13,6 +13,7 @@ from .._arrays import (
     Array,
     Namespace,
     cast_to,
+    compute_dtype_name,
     dtype_name,
     flatten,
     leaves,
@@ -297,8 +298,7 @@ def _check_shards(name: str, x: Array, axis: int, settled: dict[str, Any]) -> No
     """Raise unless the positions of a rank and the mask over the whole fit, and nothing else would need the whole."""
     shards, mask = settled["shards"], settled["mask"]
     check_not_shared(shards, **{each: settled[each] for each in ("dropout", "cache", "memory", "num_new")})
-    here, _ = place_of(shards, x, axis)
-    length = whole_length(name, x, axis, shards, here)
+    length = whole_length(name, x, axis, shards, place_of(shards, x, axis)[0])
     if mask is not None:
         check_mask(mask, (*sizes(x)[: len(x.shape) + axis], settled["num_heads"], length, length), x)
 
@@ -320,6 +320,8 @@ def check_layer(
     if cache is not None:
         of_cache = {letter: known[letter] for letter in ("...", "G", "D", "E")}
         check_shapes(_CACHE, {"cache.key": cache.key, "cache.value": cache.value, "x": x}, of_cache)
+        if compute_dtype_name(cache.key.dtype) != (wide := compute_dtype_name(x.dtype)):
+            raise TypeError(f"expected cache.key computed in {wide}, as x is; got {dtype_name(cache.key.dtype)}")
     keys = x if cache is None else cache.key
     check_pairs(x, keys, num_heads, mask=mask if settled["shards"] is None else None)
     if memory is not None and layer.cross_attention is not None:

@@ -165,7 +165,8 @@ class Layer(ABC):
             ours = our_word(name, names)
             if ours in names:
                 return AttributeError(f"expected {owner}.{ours}; got {name} of {holder} itself")
-        return AttributeError(f"{holder!r} object has no attribute {name!r}")
+        hint = ": a DecoderLayer takes a cache, and attention_core.cache makes others" if name == "empty_cache" else ""
+        return AttributeError(f"{holder!r} object has no attribute {name!r}{hint}")
 
     def _options(self, seed: Any, *names: str) -> dict[str, Any]:
         """Settings of these names as options of a function, and dropout in training, that is with a seed."""

@@ -57,11 +57,7 @@ __all__ = [
     "unflatten",
 ]
 
-# Others are made by operators.
-_OF_USERS = ("Causal", "KeyLengths", "Mask", "MaskFunction", "Segments", "SlidingWindow")
-publish(vars(), [_name for _name in __all__ if _name in _OF_USERS or _name.startswith("mask_from")])
+publish(vars(), __all__)
 for _name in __all__:
-    _thing = vars()[_name]
-    _thing.__module__ = __name__  # by which pickles and documentation know it
-    if isinstance(_thing, type) and issubclass(_thing, Mask | Leaf):
-        register(_name, _thing)
+    if isinstance(vars()[_name], type) and issubclass(vars()[_name], Mask | Leaf):
+        register(_name, vars()[_name])

@@ -6,7 +6,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
 from .._arrays import OURS, Array, Namespace, on_device_of, shape, sizes, take_rows, type_text
@@ -105,7 +105,7 @@ class Mask(ABC):
 
     Examples
     --------
-    >>> from dataclasses import dataclass
+    >>> from dataclasses import dataclass, fields
     >>> import array_api_strict as xp
     >>> from attention_core.masks import Band
     >>> @dataclass(frozen=True, eq=False)
@@ -236,10 +236,10 @@ class Mask(ABC):
             return mask.allowed(kind(batch, head, xp.expand_dims(rows, axis=-1), columns), xp=xp)
 
     def __and__(self, other: Mask | Array) -> Mask:
-        return And(self, as_mask(other))
+        return And(self, other)
 
     def __or__(self, other: Mask | Array) -> Mask:
-        return Or(self, as_mask(other))
+        return Or(self, other)
 
     def __invert__(self) -> Mask:
         return Not(self)
@@ -291,8 +291,20 @@ def _lacking_axes(dims: Sizes, target: Sizes) -> str:
     return ""
 
 
+class _Compound(Mask):
+    """A rule whose fields are masks: arrays are wrapped as such."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            object.__setattr__(self, each.name, as_mask(getattr(self, each.name)))
+
+    def check(self, target: Sizes, /) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            getattr(self, each.name).check(target)
+
+
 @dataclass(frozen=True, eq=False)
-class _Pair(Mask):
+class _Pair(_Compound):
     first: Mask
     second: Mask
     operator: ClassVar[str]
@@ -307,20 +319,17 @@ class _Pair(Mask):
 
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         pairs = zip(self.first.blocks(query, key, xp=xp), self.second.blocks(query, key, xp=xp), strict=True)
-        some, every = (getattr(xp, self.operator)(*pair) for pair in pairs)
-        return some, every
-
-    def check(self, target: Sizes, /) -> None:
-        self.first.check(target)
-        self.second.check(target)
+        return tuple(getattr(xp, self.operator)(*pair) for pair in pairs)
 
 
+@dataclass(frozen=True, eq=False)
 class And(_Pair):
     """The pairs that both masks allow."""
 
     operator, of_bands = "logical_and", staticmethod(intersection)
 
 
+@dataclass(frozen=True, eq=False)
 class Or(_Pair):
     """The pairs that at least one of two masks allows."""
 
@@ -328,7 +337,7 @@ class Or(_Pair):
 
 
 @dataclass(frozen=True, eq=False)
-class Not(Mask):
+class Not(_Compound):
     """The pairs that a mask does not allow."""
 
     mask: Mask
@@ -339,9 +348,6 @@ class Not(Mask):
     def blocks(self, query: Spans, key: Spans, /, *, xp: Namespace) -> tuple[Array, Array]:
         some, every = self.mask.blocks(query, key, xp=xp)
         return xp.logical_not(every), xp.logical_not(some)
-
-    def check(self, target: Sizes, /) -> None:
-        self.mask.check(target)
 
 
 def as_mask(mask: Mask | Array) -> Mask:

@@ -39,13 +39,13 @@ def test_a_signature_does_not_answer_for_another(put, get, rng):
     sizes = Sizes((1,), 2, 2, M, M, D, D)
     arrays = sizes.arrays(rng)
     named = [(name, BLOCKWISE) for name in ("causal", "window", "none")]
+    named += [("none", {"is_causal": flag}) for flag in (np.True_, np.False_)]
     more = [(name, {}) for name in NAMES] + named + [("none", {"scale": 1}), ("causal", {"implementation": "dense"})]
     wanted = [attention(*arrays, **options_of(name, sizes, np.asarray), implementation="dense") for name, _ in more]
-    wanted[-2] = attention(*arrays, scale=1.0, implementation="dense")
-    for _ in range(2):
-        for (name, options), want in zip(more, wanted, strict=True):
-            found = attention(*put(arrays), **options_of(name, sizes, put), **options)
-            np.testing.assert_allclose(get(found), want, rtol=1e-11, atol=1e-12)
+    wanted[-2], wanted[-4] = (attention(*arrays, **each, implementation="dense") for each in ({"scale": 1.0}, CAUSAL))
+    for (name, options), want in zip(2 * more, 2 * wanted, strict=True):
+        found = attention(*put(arrays), **options_of(name, sizes, put), **options)
+        np.testing.assert_allclose(get(found), want, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, CAUSAL, CAUSAL | {"implementation": "dense"}, CAUSAL | BLOCKWISE])

@@ -66,8 +66,10 @@ def from_module(module: torch.nn.Module, /) -> Any:
             warnings.warn(f"left out of {type(module).__name__}: pooler, no part of an encoder here", stacklevel=2)
         _check_config(module.config)
         return [from_module(each) for each in (module.embeddings, *module.encoder.layer)]
-    arrays = backend.to_numpy(dict(module.state_dict()))
-    definition, parameters = LAYOUTS[name].read(arrays, **_SETTINGS[name](module))
+    tensors = dict(module.state_dict())
+    if any(each.is_meta for each in tensors.values()):
+        raise LayoutError(f'expected a {type(module).__name__} with values; got one on the device "meta"')
+    definition, parameters = LAYOUTS[name].read(backend.to_numpy(tensors), **_SETTINGS[name](module))
     layer = Layer.from_numpy(definition, parameters, device=next(module.parameters()).device)
     layer.requires_grad_(any(each.requires_grad for each in module.parameters()))
     return layer.train(module.training)
@@ -239,8 +241,5 @@ def _check_config(config: Any) -> None:
 def _bert(kind: type[torch.nn.Module], arguments: dict[str, Any]) -> torch.nn.Module:
     from transformers import BertConfig, BertModel  # noqa: PLC0415 (who converts no such layer does without)
 
-    config = BertConfig(**arguments)
-    if kind is BertModel:
-        return kind(config, add_pooling_layer=False)
-    config._attn_implementation = "sdpa"  # what a model would choose for its parts
-    return kind(config)
+    config = BertConfig(**arguments, attn_implementation="sdpa")  # what a model would choose for its parts
+    return kind(config, add_pooling_layer=False) if kind is BertModel else kind(config)
