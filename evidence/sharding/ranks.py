@@ -134,8 +134,8 @@ def results(engine: _Engine, case: Identical) -> Iterator[Found]:
             yield replace(found, variation=f"{size} ranks, {strategy}, {split}")
 
 
-def told(engine: _Engine, patterns: list[str]) -> bool:
-    """Print a line for each case, and whether all are right."""
+def report(engine: _Engine, patterns: list[str]) -> bool:
+    """Print a line for each case; return whether all are right."""
     are_right = True
     for case in IDENTICAL:
         if case.name.startswith("shared") and any(fnmatch.fnmatch(case.name, each) for each in patterns):
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=("torch", "jax"), default="torch")
     parser.add_argument("--case", action="append")
     options = parser.parse_args()
-    sys.exit(not told(_Engine(options.backend), options.case or ["*"]))
+    sys.exit(not report(_Engine(options.backend), options.case or ["*"]))
 
 
 if __name__ == "__main__":

@@ -355,6 +355,7 @@ def test_conventions_that_a_call_has_found_are_told_unless_they_are_declared_or_
     kernel = settled(Subject(planted.Kernel("inverted mask")))
     (told,) = surprises(kernel.declared, ())
     assert (told.verdict, told.variant, told.line) == ("differs by convention", "inverted-mask", 1)
+    assert told.detail == "declare it with --mask-kind drop"
     assert surprises(kernel.declared, ("mask",)) == []
     assert [accept(each, ["inverted-mask"]).verdict for each in surprises(kernel.declared, ())] == ["accepted"]
     (told,) = surprises(settled(Subject(planted.Kernel("other dtype"))).declared, ())

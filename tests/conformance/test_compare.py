@@ -11,6 +11,7 @@ from command_helpers import invoke, refusal
 
 import attention_models as models
 from attention_conformance import compare
+from attention_conformance.port.records import Place
 from attention_core import layers
 from attention_files.safetensors import save_arrays, save_layer, save_layers
 
@@ -128,6 +129,14 @@ def test_honest_ports_have_nothing(encoder, decoder):
         assert found.causes == found.weights == ()
         assert found.same_weights > 20
         assert max(each.ulps / each.bound for each in found.places) < 0.5
+
+
+@pytest.mark.parametrize(("shape", "is_heads"), [((2, 3, 4), False), ((2, 5, 3, 4), True), ((2, 3, 3, 4), True)])
+def test_nothing_is_compared_at_padding_of_heads_as_of_channels(shape, is_heads):
+    """Also where there are as many heads as positions."""
+    key_mask = np.arange(3) < [[3], [2]]
+    kept = Place("attention 0: query", np.ones(shape), is_heads).cleared({"key_mask": key_mask}).array
+    assert (kept == (key_mask[:, None, :, None] if is_heads else key_mask[..., None])).all()
 
 
 def test_heads_are_compared_one_by_one(tmp_path, decoder):

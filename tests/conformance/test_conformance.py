@@ -203,12 +203,10 @@ def test_what_an_implementation_refuses_is_no_failure():
     cases = [BY_NAME[name] for name in ("mask", "five-leading-axes", "wide-values", "weights-change-nothing-unmasked")]
     results = {each.case: each for each in check(picky, backend=Fused(np), cases=cases, dtypes=["float32"],
                                                  implementations=["fused"])}  # fmt: skip
-    got = [(results[name].passed, results[name].refused) for name in ("mask", "wide-values")]
-    assert got == [(None, True), (True, False)]
+    assert [results[name].verdict for name in ("mask", "wide-values")] == ["refused", "right"]
     assert results["mask"].detail == "no masks"
     unasked = results["weights-change-nothing-unmasked"]
-    assert (unasked.passed, unasked.refused) == (None, False)
-    assert unasked.detail == "fused kernels return nothing but the output"
+    assert (unasked.verdict, unasked.detail) == ("not offered", "fused kernels return nothing but the output")
     with pytest.raises(ValueError):
         check(core, backend="numpy", cases=cases, implementations=["fused"])  # there is no kernel
 
@@ -220,7 +218,7 @@ def test_other_errors_are_failures_of_an_implementation():
     (result,) = check(
         broken, backend="numpy", cases=[BY_NAME["wide-values"]], dtypes=["float32"], implementations=["dense"]
     )
-    assert (result.passed, result.refused, result.detail) == (False, False, "ValueError: expected keys; got none")
+    assert (result.verdict, result.detail) == ("visibly wrong", "ValueError: expected keys; got none")
 
 
 def test_blocks_are_asked_for_no_weights_but_for_the_logsumexp():

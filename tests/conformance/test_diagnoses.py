@@ -105,9 +105,24 @@ SLIPS = [
     "keys-beyond-queries-lost", "heads-not-transposed", "mask-or-causality", "mask-of-another",
     "scale-of-padded-width", "nan-of-hidden-block", "inexact", "ragged-block-of-8-lost", "keys-twice",
     "wrapped-offset", "skipped-blocks", "answer-of-another", "inexact-weights", "value-rows-by-key-width",
-    "keys-of-first-sample", "causality-anew-at-32", "unscaled-parts", "last-seen-key-lost",
+    "keys-of-first-sample", "causality-anew-at-32", "unscaled-parts", "parts-of-another-base", "last-seen-key-lost",
     "keys-of-score-0", "masked-scores-of-0", "factor", "unequal-scores", "operands-of-8-bits", "lost-channels", "shifted-causality", "windowed",
 ]  # fmt: skip
+
+
+def test_heads_that_are_shared_by_a_shift_and_one_query_that_sees_all_keys_are_told():
+    def attention(query, key, value, is_causal=False):
+        shift = (query.shape[1] // key.shape[1]).bit_length() - 1
+        of_heads = np.minimum(np.arange(query.shape[1]) >> shift, key.shape[1] - 1)
+        rest = is_causal and query.shape[2] > 1
+        return planted.attention(query, key[:, of_heads], value[:, of_heads], is_causal=rest)
+
+    told = found(Subject(attention, **PLAIN | {"grouped": True}), case := "shape-63x65-h9on3-d72-plain")[case]
+    assert told.variant == "other-kv-heads"
+    assert "KV heads 0, 0, 1, 1, 2, 2, 2, 2, 2, in place of 0, 0, 0, 1, 1, 1, 2, 2, 2" in told.says
+    kernel = Subject(attention, **PLAIN | {"causal": "top-left", "causal_name": "is_causal"})
+    results = found(kernel, "shape-1x33-causal", "shape-1x65-causal", "shape-17x33-causal")
+    assert [each.variant for each in agreed(list(results.values()))] == ["mixed-causal", "mixed-causal", ""]
 
 
 @pytest.mark.parametrize("slip", SLIPS)
@@ -159,9 +174,10 @@ def test_a_formula_with_one_slip_is_told_by_the_slip(slip):
         powers = powers ** (1 + 0.3 * (columns >= 16)) if slip == "unequal-scores" else powers
         powers = np.where(seen[..., :1], powers, np.nan) if slip == "nan-of-hidden-block" else powers
         powers = powers if slip == "masked-after-softmax" else np.where(seen, powers, 0)
-        if slip == "unscaled-parts":
-            tops = np.maximum.reduceat(np.where(seen, powers, 0), columns[::64], axis=-1)[..., columns // 64]
-            powers = powers / np.where(tops > 0, tops, 1)
+        if slip in ("unscaled-parts", "parts-of-another-base"):
+            join, power = (np.maximum, -1) if slip == "unscaled-parts" else (np.add, 1 / np.log(2) - 1)
+            shares = join.reduceat(np.where(seen, powers, 0), columns[::64], axis=-1)[..., columns // 64]
+            powers = powers * np.where(shares > 0, shares, 1) ** power
         total = powers.sum(axis=axis, keepdims=True)
         more = 1 + -columns.size % 32 if slip == "keys-of-score-0" else 0  # a sink of 0, and padding
         total = total + more * np.exp(-scores.max(axis=axis, keepdims=True))
@@ -222,6 +238,7 @@ def test_of_equal_masks_that_of_the_same_query_is_told():
 READ = {
     "length-last-key-more": lambda mask: np.arange(mask.shape[-1]) <= mask.sum(axis=-1, keepdims=True),
     "length-last-key-less": lambda mask: np.arange(mask.shape[-1]) < mask.sum(axis=-1, keepdims=True) - 1,
+    "length-rounded-up": lambda mask: np.arange(mask.shape[-1]) < -(-mask.sum(axis=-1, keepdims=True) // 16) * 16,
     "bias-transposed": lambda bias: np.swapaxes(bias, -1, -2) if bias.shape[-1] == bias.shape[-2] else bias,
     "bias-of-next-key": lambda bias: np.roll(bias, 1, axis=-1),
     "bias-of-first-sample": lambda bias: np.broadcast_to(bias[:1], bias.shape),
@@ -285,6 +302,7 @@ def test_windows_and_alibi_of_a_kernel_s_own_keywords_are_checked():
     assert verdicts[one_key_less] == {("silently wrong", "window-first-key-less"), lacks}
     assert verdicts[one_number] == {lacks}
     assert verdicts[added] == {("silently wrong", "other-alibi"), lacks}
+    assert verdict_of(settled(Subject(flash, **PLAIN)), "alibi-of-its-own-more-keys")[1] == "alibi-from-first"
 
 
 def test_a_window_counts_from_either_corner_and_from_no_other():

@@ -61,11 +61,7 @@ def test_what_is_explained_is_what_runs(name, large, ran, arrays, backend, put, 
         backend,
         "tuning",
         Tuning(
-            queries=1,
-            keys=5,
-            min_queries=4,
-            dense_below=0 if large else M * N,
-            structured_below=0 if large else M * N,
+            queries=1, keys=5, min_queries=4, dense_below=0 if large else M * N, structured_below=0 if large else M * N
         ),
     )
     options = options_of(name, SIZES, put)

@@ -137,12 +137,7 @@ def test_parameters_have_the_shapes_of_the_settings():
     tree = LAYERS["grouped"].parameters
     assert isinstance(tree, parameters.MultiHeadAttention)
     dims = {name: leaf.dims for name, leaf in layers.named_arrays(tree).items() if name.endswith("weight")}
-    assert dims == {
-        "query.weight": (12, 12),
-        "key.weight": (12, 4),
-        "value.weight": (12, 6),
-        "output.weight": (18, 5),
-    }
+    assert dims == {"query.weight": (12, 12), "key.weight": (12, 4), "value.weight": (12, 6), "output.weight": (18, 5)}
 
 
 def test_kinds_are_the_layers_by_name():

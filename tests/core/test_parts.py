@@ -55,16 +55,7 @@ def test_a_part_has_the_scores_of_the_whole(name, part, put, get, rng):
 @pytest.mark.parametrize("part", [name for name in PARTS if "columns" not in PARTS[name]])
 @pytest.mark.parametrize(
     "name",
-    [
-        "dropout",
-        "everything",
-        "everything of a user",
-        "sinks",
-        "function",
-        "of a user",
-        "alibi",
-        "array and rule",
-    ],
+    ["dropout", "everything", "everything of a user", "sinks", "function", "of a user", "alibi", "array and rule"],
 )
 @pytest.mark.parametrize("way", ["dense", "blockwise"])
 def test_a_part_has_the_outputs_of_the_whole(way, name, part, put, get, rng):

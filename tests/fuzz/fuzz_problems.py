@@ -295,11 +295,7 @@ def _facts(heads: int, keys: int) -> dict[str, Any]:
     changes = st.one_of(
         _rule("alibi", num_heads=st.just(heads), offset=offset),
         _rule(
-            "relative_bias",
-            table=table,
-            bidirectional=directions,
-            max_distance=st.sampled_from([8, 20]),
-            offset=offset,
+            "relative_bias", table=table, bidirectional=directions, max_distance=st.sampled_from([8, 20]), offset=offset
         ),
         st.just(Rule("steepened", {"factor": "factor 0", "distance_factor": "factor 1"})),
     )

@@ -77,7 +77,13 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
             options |= {name: _padded_mask(options[name], rows, fill) for name in MASKS if name in options}
             rows_of = {"query": axis} | ({"bias": -2} if "bias" in named and axes["bias"] else {})
             named |= {name: _padded(named[name], at, fill) for name, at in rows_of.items()}
-        parts = dict(zip(named, _cut(tuple(named.values()), even, tuple(axes[name] for name in named)), strict=True))
+        parts = dict(
+            zip(
+                named,
+                _moved(shard, unshard, tuple(named.values()), even, tuple(axes[name] for name in named)),
+                strict=True,
+            )
+        )
         if isinstance(mod, ScoreMod):
             shared = tuple(parts.pop(f"score_mod {index}") for index in range(len(of_mod)))
             options["score_mod"] = ScoreMod(mod.function, shared, mod.num_heads)
@@ -87,7 +93,7 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
             return result
         outputs = result if isinstance(result, tuple) else (result,)
         ends = [axis if len(x.shape) == len(query.shape) else -1 for x in outputs if x is not None]
-        joined = _join(tuple(x for x in outputs if x is not None), even, tuple(ends))
+        joined = _moved(unshard, shard, tuple(x for x in outputs if x is not None), even, tuple(ends))
         wholes = iter([x[(..., slice(rows), *(slice(None),) * (-at - 1))] for x, at in zip(joined, ends, strict=True)])
         found: list[Any] = [None if x is None else next(wholes) for x in outputs]
         if not isinstance(result, tuple):
@@ -137,18 +143,12 @@ def _padded_mask(mask: Any, rows: int, count: int) -> Any:
     raise NotImplementedError(f"a {type(mask).__name__} for fewer queries than keys")
 
 
-def _cut(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int | None, ...]) -> tuple[Any, ...]:
-    """The rows of this rank; arrays without an axis are the same on all. Gradients are those of all ranks."""
-    return _moved(shard, unshard, arrays, shards, axes)
-
-
-def _join(arrays: tuple[Any, ...], shards: Shards, axes: tuple[int, ...]) -> tuple[Any, ...]:
-    """All rows; gradients are those of the rows of this rank, as all ranks have the same loss."""
-    return _moved(unshard, shard, arrays, shards, axes)
-
-
 def _moved(there: Move, back: Move, arrays: tuple[Any, ...], shards: Shards, axes: Axes) -> tuple[Any, ...]:
-    """The arrays, those with an axis moved along it. Gradients of PyTorch go back by the inverse."""
+    """The arrays, those with an axis cut or joined along it. Gradients of PyTorch go back by the inverse.
+
+    Of what is cut, they are those of all ranks. Of what is joined, they are those of this rank, as all have the same
+    loss.
+    """
     if type(arrays[0]).__module__ == "torch":
         return _step().apply(there, back, shards, axes, *arrays)  # type: ignore[no-any-return]
     return tuple(x if at is None else there(x, shards, axis=at) for x, at in zip(arrays, axes, strict=True))

@@ -22,14 +22,8 @@ from typing import Any
 
 __all__ = ["THREADS", "Death", "Order", "carried_out"]
 
-THREADS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-    "TF_NUM_INTEROP_THREADS",
-    "NPROC",
-)
+_OF_LIBRARIES = "OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "TF_NUM_INTRAOP", "TF_NUM_INTEROP"
+THREADS = (*(f"{each}_THREADS" for each in _OF_LIBRARIES), "NPROC")
 """Environment variables by which libraries limit their threads."""
 
 
@@ -126,7 +120,7 @@ def carried_out(
             elif message is not None:
                 worker.order, worker.at = worker.order.noted(message, worker.at)
                 yield message
-            worker.limit, worker.since = limit, time.monotonic()
+            worker.limit, worker.deadline = limit, time.monotonic() + limit
     finally:  # of an interrupt, too
         for worker in running:
             worker.end()
@@ -145,7 +139,7 @@ class _Worker:
     """A process at work, in a session of its own, so that no interrupt reaches it, and what it starts ends with it."""
 
     def __init__(self, work: Callable[[Any], Iterable[Any]], order: Any, limit: float, arrived: Any) -> None:
-        self.order, self.at, self.limit, self.since = order, None, limit, time.monotonic()
+        self.order, self.at, self.limit, self.deadline = order, None, limit, time.monotonic() + limit
         self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
         words, environment = [sys.executable, "-c", _PROGRAM, *map(str, sys.path)], {**os.environ, **order.environment}
         streams: Any = {"stdin": PIPE, "stdout": PIPE, "stderr": self._printed}
@@ -155,11 +149,6 @@ class _Worker:
             pickle.dump((work, order), orders)
             orders.flush()  # and left open: its end is the end of this process
         threading.Thread(target=self._read, args=(arrived,), daemon=True).start()
-
-    @property
-    def left(self) -> float:
-        """The seconds that are left for the next message."""
-        return self.since + self.limit - time.monotonic()
 
     def _read(self, arrived: Any) -> None:
         """Pass on the messages, and no bytes at the end."""
@@ -199,12 +188,12 @@ class _Worker:
 def _heard(running: list[_Worker], arrived: queue.SimpleQueue[Any]) -> tuple[_Worker, Any]:
     """The next message of a process; a `Death` where there can be none, and None after the last."""
     while True:
-        latest = min(running, key=lambda each: each.left)
+        left = min(each.deadline for each in running) - time.monotonic()
         try:
-            worker, data = arrived.get(timeout=min(max(latest.left, 0.0), 1.0))
+            worker, data = arrived.get(timeout=min(max(left, 0.0), 1.0))
         except queue.Empty:  # of a process that has died, one that it leaves may hold the pipe open
             for each in running:
-                if each.left <= 0 or each.process.poll() is not None:
+                if each.deadline <= time.monotonic() or each.process.poll() is not None:
                     return each, each.death()
             continue
         if worker in running:  # and not ended already

@@ -59,12 +59,10 @@ def sized(*sizes: Any, **options: Any) -> Callable[[Draw], Problem]:
     return lambda draw: attention(draw, *sizes, **options)
 
 
-def cached(draw: Draw, queries: int, keys: int, left: int, rest: float = math.nan, **sizes: Any) -> Problem:
-    """No query may attend to keys and values after so many, which are multiplied by a number."""
+def cached(draw: Draw, queries: int, keys: int, left: int, **sizes: Any) -> Problem:
+    """No query may attend to keys and values after so many, which are NaN."""
     problem = attention(draw, queries, keys, rule="mask", **sizes).put("mask", ..., np.arange(keys) < left)
-    for name in ("key", "value"):
-        problem.arrays[name][..., left:, :] *= problem.arrays[name].dtype.type(rest)
-    return problem
+    return problem.put("key", AT[..., left:, :], math.nan).put("value", AT[..., left:, :], math.nan)
 
 
 def _first_block_hidden(draw: Draw) -> Problem:
@@ -84,8 +82,8 @@ def _biased_by(draw: Draw, *shape: int) -> Problem:
     return attention(draw, 20, 34, 32, heads=3, gradient=True).holding(bias=draw.normal(*shape))
 
 
-def _sinks(draw: Draw, *sizes: Any, gradient: bool = False) -> Problem:
-    problem = attention(draw, *(sizes or (70, 130, 32, "causal")), heads=6, groups=2, gradient=gradient)
+def _sinks(draw: Draw, *sizes: Any, groups: int = 2, gradient: bool = False) -> Problem:
+    problem = attention(draw, *(sizes or (70, 130, 32, "causal")), heads=6, groups=groups, gradient=gradient)
     return problem.holding(sinks=draw.normal(6))
 
 
@@ -95,9 +93,9 @@ def _rising(draw: Draw, sign: float) -> Problem:
     return problem.put("key", AT[..., 0], draw.array(sign * np.linspace(0.0, 24.0, 300)))
 
 
-def _shifted(draw: Draw, score: float, *, gradient: bool = False, keys: int = 96) -> Problem:
+def _shifted(draw: Draw, score: float, *, gradient: bool = False) -> Problem:
     """Scores about a number that is far from 0."""
-    problem = attention(draw, 17, keys, 64, gradient=gradient)
+    problem = attention(draw, 17, 96, 64, gradient=gradient)
     # The last channel, as each term that is added to a large one is rounded like it.
     return problem.put("query", AT[..., -1], 8.0).put("key", AT[..., -1], score)
 
@@ -168,7 +166,7 @@ def _cut(problem: Problem, rows: int, columns: int) -> Problem:
 KERNELS: tuple[Case, ...] = (
     row("decode-nan-cache", lambda d: cached(d, 1, 128, 66)),
     row("sinks-grouped-130", _sinks, probability),
-    row("sinks-1x1100", lambda d: _sinks(d, 1, 1100), probability),
+    row("sinks-1x1100", lambda d: _sinks(d, 1, 1100, groups=6), probability),
     row("sinks-65x1025", lambda d: _sinks(d, 65, 1025), probability),
     row("softcap-65x1025", sized(65, 1025, 64, softcap=1.5)),
     row("softcap-130", sized(70, 130, 32, "causal", softcap=1.5)),

@@ -59,9 +59,9 @@ def _among_others(draw: Draw, number: float, *, head: bool = False) -> Problem:
     return problem
 
 
-def _alibi(draw: Draw) -> Problem:
+def _alibi(draw: Draw, keys: int) -> Problem:
     """Rates that are powers of 2, so that the bias is exact in all types."""
-    return attention(draw, 70, 70, 32, heads=6).holding(alibi=2.0 ** -np.arange(1, 7, dtype=np.float32))
+    return attention(draw, 70, keys, 32, heads=6).holding(alibi=2.0 ** -np.arange(1, 7, dtype=np.float32))
 
 
 def _other_dtype(problem: Problem, draw: Draw) -> Sequence[Problem]:
@@ -114,7 +114,8 @@ PROPERTIES: tuple[Case, ...] = (
     row("window-of-its-own-past", lambda d: window(d, 70, 16), measure="windowed"),
     row("window-of-its-own-200", lambda d: window(d, 200, 70), measure="windowed"),
     row("window-of-its-own-more-keys", lambda d: window(d, 70, 9, 30, more=20), measure="windowed"),
-    row("alibi-of-its-own", _alibi),
+    row("alibi-of-its-own", lambda d: _alibi(d, 70)),
+    row("alibi-of-its-own-more-keys", lambda d: _alibi(d, 90)),
     row("dropout-of-its-own", sized(64, 64, 64), measure="dropped"),
     row("after-other-dtype", sized(21, 35, 32), before=_other_dtype),
     row("as-the-first-call", sized(64, 64, 64, heads=4)),

@@ -180,15 +180,8 @@ def case_of(shape: Shape) -> Case:
     """The case of a shape."""
     measure = {"": "ulp", "rewritten": "overwritten"}.get(shape.relation, shape.relation)
     line = 3 if shape.rule in ("causal", "chunk", "ragged") else 1 if shape.rule in (*MASKS, "lengths", "bias") else 10
-    return Case(
-        shape.name,
-        10 if shape.relation else line,
-        shape.shows,
-        shape.problem,
-        shape.bound,
-        measure=measure,
-        compiled=(),
-    )
+    line = 10 if shape.relation else line
+    return Case(shape.name, line, shape.shows, shape.problem, shape.bound, measure=measure, compiled=())
 
 
 @functools.cache

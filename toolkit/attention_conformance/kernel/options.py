@@ -93,6 +93,10 @@ def word_of(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
+OPTION_OF = {fact: word_of(name) for name, fact in FACTS.items()}
+"""The option that declares a fact."""
+
+
 def helps_of(kind: type) -> dict[str, str]:
     """What the documentation of a dataclass says of its parameters, by name."""
     _, _, rows = inspect.cleandoc(kind.__doc__ or "").partition("\n\nParameters\n----------\n")

@@ -17,12 +17,7 @@ from attention_conformance.measure.profiles import is_asked
 from attention_conformance.named.case import named_cases
 from attention_conformance.problem import NARROW, WIDE
 
-KERNEL_CASES: tuple[Case, ...] = (
-    *CASES,
-    *KERNELS,
-    *PROPERTIES,
-    *CORNERS,
-)
+KERNEL_CASES: tuple[Case, ...] = (*CASES, *KERNELS, *PROPERTIES, *CORNERS)
 """The cases for anybody's attention but the shapes."""
 
 OF_OTHERS = (

@@ -129,11 +129,6 @@ class Finding:
         return True if self.verdict == "right" else None if self.verdict in QUIET else False
 
     @property
-    def refused(self) -> bool:
-        """Whether the call was refused; ``detail`` says why."""
-        return self.verdict == "refused"
-
-    @property
     def label(self) -> str:
         """What a report calls the verdict."""
         return VERDICT_TEXTS[self.verdict][1]

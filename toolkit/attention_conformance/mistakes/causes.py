@@ -387,9 +387,13 @@ CORNERS = {"top-left-causal", "bottom-right-causal"}
 
 
 def _as_fault(result: Finding) -> Finding:
-    """A result of a corner as one of a fault that gives the same numbers, or of both corners."""
+    """A result of a corner as one of a fault that gives the same numbers, or of both corners.
+
+    One query without causality is one that counts from the last key.
+    """
     verdict = "silently wrong" if result.verdict == CONVENTION else result.verdict
-    names = [name for name in result.equals if name not in CORNERS]
+    others = CORNERS | {"no-causality"} if result.shapes["query"][-2] == 1 else CORNERS
+    names = [name for name in result.equals if name not in others]
     return replace(result, verdict=verdict, equals=(*names, "mixed-causal"))
 
 

@@ -34,7 +34,7 @@ from attention_conformance.problem import NumpyArray
 ENDS = {"window-first": (1, -1), "window-last": (-1, 1), "length-last": (0, 1)}
 """How far a pair lies towards an end of what a mask shows: factors of the positions of query and key."""
 
-BLOCKS = (4, 8, 16, 32, 64, 128)
+BLOCKS, LARGE = (4, 8, 16, 32, 64, 128), (256, 512, 1024)
 
 
 def _scores(dense: Dense) -> NumpyArray:
@@ -109,19 +109,11 @@ def _narrowed(dense: Dense, keep: Callable[[NumpyArray], NumpyArray]) -> Dense |
 
 
 @given
-def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray], NumpyArray]) -> Dense | None:
-    """Causality by another comparison of query and key positions."""
+def _causal_by(dense: Dense, see: Callable[[NumpyArray, NumpyArray, int], NumpyArray], block: int = 1) -> Dense | None:
+    """Causality by another comparison of query and key positions, perhaps in blocks."""
     if dense.causal is None:
         return None
-    return dense.changed(causal=None).hiding(see(dense.positions[0] + dense.causal, dense.positions[1]))
-
-
-def _by_blocks(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
-    return np.asarray(columns // block <= rows // block)
-
-
-def _anew(block: int, rows: NumpyArray, columns: NumpyArray) -> NumpyArray:
-    return np.asarray(columns <= rows % block)
+    return dense.changed(causal=None).hiding(see(dense.positions[0] + dense.causal, dense.positions[1], block))
 
 
 def _either(dense: Dense) -> Dense | None:
@@ -227,6 +219,14 @@ def _finite_bias(dense: Dense) -> NumpyArray | float:
     return 0.0 if dense.bias is None else np.where(np.isfinite(dense.bias), dense.bias, 0)
 
 
+def _near_first(dense: Dense) -> Dense | None:
+    """The rates of ALiBi by the distance from the first pair."""
+    rows, columns = dense.positions
+    if dense.alibi is None or rows.size == columns.size:
+        return None
+    return dense.changed(alibi=None, bias=_finite_bias(dense) - dense.alibi[:, None, None] * abs(columns - rows))
+
+
 def _padded_scale(whole: int, dense: Dense) -> float:
     return float(max(whole, -(-dense.query.shape[-1] // whole) * whole) ** -0.5)
 
@@ -245,6 +245,13 @@ def _from_first(mask: NumpyArray) -> NumpyArray:
     return np.logical_or.accumulate(mask, axis=-1)
 
 
+def _to_blocks(block: int, mask: NumpyArray, dense: Dense) -> NumpyArray:
+    """A mask that shows all of the block in which it ends."""
+    at = np.arange(mask.shape[-1])
+    end = np.where(mask, at, -1).max(axis=-1, keepdims=True)
+    return np.asarray(mask | ((at > end) & (at // block == end // block)))
+
+
 def _counted(times: int, sinks: NumpyArray, dense: Dense) -> NumpyArray:
     return np.asarray(sinks + math.log(times))
 
@@ -253,8 +260,8 @@ FINITE = cause("bias-of-minus-10000", change=_unhidden)
 
 CHANGES: Changes = {
     "always-causal": lambda dense: dense.changed(causal=0) if dense.causal is None else None,
-    "reversed-causality": _causal_by(lambda rows, columns: columns >= rows),
-    "causality-of-first-query": _causal_by(lambda rows, columns: columns <= rows.min()),
+    "reversed-causality": _causal_by(lambda m, n, _: n >= m),
+    "causality-of-first-query": _causal_by(lambda m, n, _: n <= m.min()),
     "mask-or-causality": _either,
     "mask-transposed": changed("mask", _transposed),
     "bias-transposed": changed("bias", _transposed),
@@ -298,9 +305,11 @@ CHANGES: Changes = {
         *_of_other_heads("sinks", -1),
     ),
     "bias-of-others": _of_other_heads("bias", -3),
+    "length-rounded-up": tuple(changed("mask", functools.partial(_to_blocks, block)) for block in BLOCKS[2:]),
+    "alibi-from-first": _near_first,
     "alibi-of-others": _of_other_heads("alibi", -1),
     "sink-of-first-head": changed("sinks", lambda sinks, dense: np.full_like(sinks, sinks[0])),
-    "sink-twice": tuple(changed("sinks", functools.partial(_counted, times)) for times in range(2, 9)),
+    "sink-twice": tuple(changed("sinks", functools.partial(_counted, by)) for by in range(2, 9)),
     "sink-beyond-maximum": _sink_alone,
     "sink-scaled": changed("sinks", lambda sinks, dense: sinks * dense.scale),
     "logsumexp-without-maximum": with_logsumexp(_without_maximum),
@@ -322,9 +331,9 @@ CHANGES: Changes = {
         for word, is_more in (("less", False), ("more", True))
     },
     **{f"width-from-{width}-lost": _narrowed(functools.partial(np.greater, width)) for width in (64, 128)},
-    **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in BLOCKS},
-    **{f"causality-by-blocks-of-{block}": _causal_by(functools.partial(_by_blocks, block)) for block in BLOCKS},
-    **{f"causality-anew-at-{block}": _causal_by(functools.partial(_anew, block)) for block in BLOCKS},
+    **{f"ragged-block-of-{block}-lost": keys_left(functools.partial(_whole, block)) for block in (*BLOCKS, *LARGE)},
+    **{f"causality-by-blocks-of-{block}": _causal_by(lambda m, n, b: n // b <= m // b, block) for block in BLOCKS},
+    **{f"causality-anew-at-{block}": _causal_by(lambda m, n, size: n <= m % size, block) for block in BLOCKS},
 }
 
 DIAGNOSES = (FINITE, *causes(CHANGES))

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -58,6 +59,12 @@ SHARES: tuple[tuple[str, ...], ...] = (("key",), ("key", "value"), ("value",))
 
 PARTS = (64, 128, 256, 512, 1024)
 """Keys in a block."""
+
+MERGES: tuple[tuple[str, Any, float], ...] = (
+    ("unscaled-parts", np.maximum, 1.0), ("equal-parts", np.add, 1.0),
+    ("parts-of-another-base", np.add, 1 - 1 / math.log(2)), ("parts-of-another-base", np.add, 1 - math.log(2)),
+)  # fmt: skip
+"""How parts are merged wrongly: what they are divided by, and the power of it."""
 
 CAUSE = ("variant", "says", "line", "equals", "rejected")
 
@@ -124,7 +131,7 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
     """
     if worst is None or worst.result != "output" or problem.score_mod is not None or len(problem.sizes[0]) != 1:
         return []
-    sample, head, _ = row = worst.index[:3]
+    sample, head, query = row = worst.index[:3]
     value, shared = problem.arrays["value"], problem.sizes[1] // problem.arrays["value"].shape[1]
     groups, keys, width = value.shape[1:]
     dense = dense_of(meant(problem, question.kernel))
@@ -135,10 +142,10 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
         return [exact]
     plain = problem.changed(memory={name: each for name, each in problem.memory.items() if name != "value"})
 
-    def shown(codes: NumpyArray) -> NumpyArray:
-        """What the row gives for other values."""
+    def shown(codes: NumpyArray, at: tuple[Any, ...] = row) -> NumpyArray:
+        """What the row, or several, give for other values."""
         codes = np.ascontiguousarray(np.broadcast_to(codes, value.shape)).astype(value.dtype)
-        return np.asarray(ask(plain.changed(arrays={**plain.arrays, "value": codes}))["output"][row].astype(np.float64))
+        return np.asarray(ask(plain.changed(arrays={**plain.arrays, "value": codes}))["output"][at].astype(np.float64))
 
     def sums(start: int, size: int) -> tuple[NumpyArray, NumpyArray]:
         """What blocks of keys have for weights, and should have."""
@@ -147,9 +154,13 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
 
     entry = sample * groups + head // shared
     of_heads = np.arange(value.shape[0] * groups).reshape(-1, groups, 1, 1) % width == np.arange(width)
-    got = shown(of_heads.astype(np.float64))
-    other = int(got.argmax())
-    if weights.sum() > 0.5 and other != entry % width and other < of_heads.shape[0] * groups and got.max() > 0.9:
+    got = shown(of_heads.astype(np.float64), (sample, slice(None), query))
+    others = [int(each) for each in got.argmax(axis=-1)]
+    other = others[head]
+    if weights.sum() > 0.5 and other != entry % width and other < of_heads.shape[0] * groups and got[head].max() > 0.9:
+        if groups > 1 and {each // groups for each in others} == {sample}:
+            wanted = [each // shared for each in range(len(others))]
+            return [cause("other-kv-heads", *(", ".join(map(str, each)) for each in (np.mod(others, groups), wanted)))]
         return [cause("other-values", head, sample, other % groups, other // groups)]
     size = -(-keys // width)
     got, expected = sums(0, size)
@@ -233,8 +244,8 @@ def _guesses(dense: Dense, first: int, last: int, factor: float) -> Iterator[Var
         again = {name: getattr(dense, name)[..., np.arange(keys) % end, :] for name in names}
         change = functools.partial(Dense.changed, **again)
         yield cause("wrapped-offset", " and ".join(f"{each}s" for each in names), end, change=change)
-    for block, (name, join) in itertools.product(PARTS, {"unscaled-parts": np.maximum, "equal-parts": np.add}.items()):
-        yield cause(name, block, change=unscaled(block, join))
+    for block, (name, *merge) in itertools.product(PARTS, MERGES):
+        yield cause(name, block, change=unscaled(block, *merge))
     yield cause("other-weights", first, last, keys, factor)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attention_conformance.cases.contract import LINES
+from attention_conformance.kernel.options import OPTION_OF
 from attention_conformance.measure.finding import Finding
 
 USUAL: dict[str, tuple[Any, ...]] = {
@@ -41,9 +42,7 @@ def surprises(facts: Mapping[str, Any], declared: Iterable[str]) -> list[Finding
         if name in facts and name not in declared and facts[name] not in usual:
             number, variant, says = SURPRISES["always" if facts[name] == "always" else name]
             verdict = "visibly wrong" if name == "keeps_dtype" else "differs by convention"
-            detail = (
-                "" if name.startswith("keeps") else f"declare it with --{name.removeprefix('default_')} {facts[name]}"
-            )
+            detail = f"declare it with --{OPTION_OF[name]} {facts[name]}" if name in OPTION_OF else ""
             names = (f"probe: {name}", "-", number, f"{LINES[number]}.")
             findings.append(Finding(*names, verdict=verdict, detail=detail, variant=variant, says=says))
     return findings

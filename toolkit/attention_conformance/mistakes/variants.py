@@ -231,13 +231,13 @@ def undivided(dense: Dense, top: Callable[[Dense, Answer], NumpyArray]) -> Answe
 
 
 @given
-def unscaled(dense: Dense, block: int, join: np.ufunc) -> Dense | None:
-    """Parts of some keys, each scaled to its own maximum, or its own sum, and added as they are."""
+def unscaled(dense: Dense, block: int, join: np.ufunc, power: float = 1.0) -> Dense | None:
+    """Parts of some keys, each divided by its own maximum, or its own sum, or a power of it, and added as they are."""
     keys = dense.key.shape[-2]
     if not block < keys or dense.cotangent is not None:
         return None
     shares = join.reduceat(answer(dense).arrays["weights"], np.arange(0, keys, block), axis=-1)
-    bias = -np.log(np.where(shares > 0, shares, 1)).repeat(block, axis=-1)[..., :keys]
+    bias = -power * np.log(np.where(shares > 0, shares, 1)).repeat(block, axis=-1)[..., :keys]
     return dense.changed(bias=bias if dense.bias is None else dense.bias + bias)
 
 

@@ -59,9 +59,10 @@ class Dense:
 
     @property
     def added(self) -> Any:
-        """What is added to the scores: the bias, and what ALiBi takes off by distance."""
+        """What is added to the scores: the bias, and what ALiBi takes off by distance, which is 0 for the last pair."""
         rows, columns = self.positions
-        falls = 0.0 if self.alibi is None else -self.alibi[:, None, None] * abs(columns - rows)
+        distance = abs(columns - columns.size - rows + rows.size)
+        falls = 0.0 if self.alibi is None else -self.alibi[:, None, None] * distance
         return falls if self.bias is None else _finite(self.bias) + falls
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attention_conformance.bits.cases import BITS
-from attention_conformance.kernel.options import FACTS, word_of
+from attention_conformance.kernel.options import OPTION_OF
 from attention_conformance.kernel.probe import settled
 from attention_conformance.launch.subject import Subject
 from attention_conformance.measure.catalogue import kernel_cases
@@ -17,9 +17,6 @@ from attention_conformance.problem import Problem
 from attention_conformance.verdict.judge import asked
 
 SAME_BITS_AS = "same-bits-as"
-
-NAMES = {fact: word_of(name) for name, fact in FACTS.items()}
-"""The options that declare facts."""
 
 
 def problem_of(finding: Finding, subject: Subject) -> Problem:
@@ -50,9 +47,9 @@ def command_of(result: Finding, target: str, declared: Mapping[str, Any], profil
     words = ["attention-core", "check", target]
     for fact, each in declared.items():
         if isinstance(each, bool):
-            words += [f"--{'no-' * (not each)}{NAMES[fact]}"]
-        elif fact in NAMES:
-            words += [f"--{NAMES[fact]}", str(each)]
+            words += [f"--{'no-' * (not each)}{OPTION_OF[fact]}"]
+        elif fact in OPTION_OF:
+            words += [f"--{OPTION_OF[fact]}", str(each)]
         else:
             words += ["--keyword", f"{fact.removesuffix('_name')}={each}"]
     words += ["--case", result.case, "--dtype", result.dtype]

@@ -13,6 +13,7 @@ from attention_conformance.bits.cases import BITS
 from attention_conformance.bits.pair import conventions, same_bits
 from attention_conformance.call import one_line
 from attention_conformance.kernel.adapters import adapted
+from attention_conformance.kernel.options import OPTION_OF
 from attention_conformance.kernel.probe import AFTER_A_CRASH, ProbeLog, probed, settled
 from attention_conformance.kernel.signature import read_signature
 from attention_conformance.kernel.target import TargetError, load_target
@@ -164,12 +165,11 @@ def _library(kernel: Subject) -> Backend:
 
 def _lacks_keyword(kernel: Subject, declared: Mapping[str, Any]) -> str:
     """Why what is declared cannot be asked for; empty where it can."""
-    for fact, option in (("mask", "mask-kind"), ("causal", "causal-alignment")):
+    for fact in ("mask", "causal"):
         kind = declared.get(fact)
         if kind not in (None, "none", "always") and not (getattr(kernel, f"{fact}_name") or (fact, kind) == BIASED):
-            return (
-                f"expected a keyword for --{option} {kind}; got none in its signature: --keyword {fact}=NAME tells it"
-            )
+            how = f"--{OPTION_OF[fact]} {kind}; got none in its signature: --keyword {fact}=NAME tells it"
+            return f"expected a keyword for {how}"
     return ""
 
 

@@ -1,4 +1,4 @@
 """Whether a kernel is right: `judge` asks, measures, and looks for the cause of what is wrong.
 
-`expected` reads results that pass, and `script` writes a wrong call as a program without a line of the kit.
+`expected` reads results that pass, and `memory` says which large cases do not fit.
 """
