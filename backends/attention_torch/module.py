@@ -22,10 +22,12 @@ from attention_torch import operators
 from attention_torch.backend import backend
 
 
-def _has_no_hooks(module: torch.nn.Module) -> bool:
-    """Whether nobody would notice if the parts of a module were not called."""
-    hooks = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-    return all(not any(getattr(part, name) for name in hooks) and _has_no_hooks(part) for part in module.children())
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Whether somebody would notice if the parts of a module were not called; a loop, as Dynamo enters generators."""
+    for x in module._modules.values():
+        if x._forward_pre_hooks or x._forward_hooks or x._backward_pre_hooks or x._backward_hooks or _has_hooks(x):
+            return True
+    return False
 
 
 def _check_hooks(part: Tree) -> None:
@@ -242,8 +244,8 @@ class Layer(Adapted, Tree):
         for name, leaf in options.items():
             if isinstance(leaf, ARRAYS):
                 raise TypeError(f"expected {name} as a tensor of PyTorch; got {type(leaf).__name__}")
-        has_hook = "hook" in options and options["hook"] is None
-        if has_hook and not (torch.compiler.is_compiling() and _has_no_hooks(self)):  # a step without one is not read
+        # A step without a hook is not read.
+        if options.get("hook", ...) is None and (not torch.compiler.is_compiling() or _has_hooks(self)):
             options["hook"] = self._compute_part
         device = tensors[0].device if tensors else torch.device("cpu")
         if "seed" in options:

@@ -6,8 +6,8 @@ longer to be compared than a small call takes to run.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,8 +26,7 @@ def guards_to_keep(guards: Sequence[Any]) -> list[bool]:
 
 # Older versions know no such options. PyTorch compiles a function for a few shapes only, unless told otherwise.
 GUARD_OPTIONS = {"guard_filter_fn": guards_to_keep} if hasattr(torch.compiler, "skip_guard_on_globals_unsafe") else {}
-HAS_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
-RECOMPILE_OPTIONS = {"recompile_limit": 1000} if HAS_LIMIT else {}
+RECOMPILE_OPTIONS = {"recompile_limit": 1000} if "recompile_limit" in signature(torch.compile).parameters else {}
 
 
 def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
