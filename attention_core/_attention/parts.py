@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -90,23 +89,16 @@ class Run(NamedTuple):
 Places: TypeAlias = "Run | Array | None"  # or the indices (n,) of any places; None for all
 
 
-def cut(
-    call: Call,
-    *,
-    sample: tuple[int, ...] | None = None,
-    heads: Places = None,
-    rows: Places = None,
-    columns: Places = None,
-) -> Call:
-    """The part of a call of one sample, some query heads, queries and keys: a call by the positions of the whole.
+def cut(call: Call, *, heads: Places = None, rows: Places = None, columns: Places = None) -> Call:
+    """The part of a call of some query heads, queries and keys: a call by the positions of the whole.
 
     A run of heads from an array on has whole groups. Of heads that are no whole groups, each gets a key/value head.
     """
     xp, (query, key, value), bias = call.xp, call[:3], call.bias
     sinks, starts, whole = call.sinks, call.starts, call.whole
-    if sample is heads is rows is columns is None:
+    if heads is rows is columns is None:
         return call
-    mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), sample, heads, xp)
+    mask = None if call.mask is None else _rule_of_part(as_mask(call.mask), heads, xp)
     if heads is not None:
         group = group_size(query, key, xp)
         if isinstance(heads, Run) and isinstance(heads.first, int) and (heads.first % group or heads.size % group):
@@ -123,11 +115,6 @@ def cut(
         starts = starts[0], _start(starts[1], columns, xp)
     for axis, places in ((-3, heads), (-2, rows), (-1, columns)) if bias is not None else ():
         bias = taken(bias, places, axis, xp, may_broadcast=True)
-    if sample is not None:
-        index = sum(at * math.prod(query.shape[axis + 1 : -3]) for axis, at in enumerate(sample))
-        whole = whole._replace(batch=whole.batch + index)
-        query, key, value = query[*sample, ...], key[*sample, ...], value[*sample, ...]
-        bias = None if bias is None else _of_sample(bias, 3, sample)
     return call._replace(
         query=query, key=key, value=value, mask=mask, bias=bias, sinks=sinks, starts=starts, whole=whole
     )
@@ -155,15 +142,6 @@ def _start(start: Any, places: Any, xp: Namespace) -> Any:
     return taken(start, places, -1, xp) if is_listed(start) else xp.add(places, start)
 
 
-def _of_sample(x: Array, axes: int, sample: tuple[int, ...]) -> Array:
-    """What an array with so many axes behind those of the batch has for a sample."""
-    leading = len(x.shape) - axes
-    if leading <= 0:
-        return x
-    at = (0 if size == 1 else index for index, size in zip(sample[len(sample) - leading :], x.shape, strict=False))
-    return x[(*at, ...)]
-
-
 def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     """A rule of ``part(array, axes)`` for each of its arrays, but for those that it passes on whole."""
     treedef, arrays = flatten(rule)
@@ -175,9 +153,8 @@ def with_arrays(rule: Mask, part: Callable[[Array, int], Array]) -> Any:
     return unflatten(treedef, arrays)
 
 
-def _rule_of_part(rule: Mask, sample: tuple[int, ...] | None, heads: Any, xp: Namespace) -> Any:
+def _rule_of_part(rule: Mask, heads: Any, xp: Namespace) -> Any:
     def part(array: Array, axes: int) -> Array:
-        array = array if sample is None else _of_sample(array, axes, sample)
         return taken(array, heads, -3, xp, may_broadcast=True) if axes == 3 else array
 
     return with_arrays(rule, part)
@@ -256,9 +233,12 @@ def sample_cuts(call: Call) -> list[KeyCut] | None:
 
 def sample_calls(call: Call, cuts: list[KeyCut]) -> list[Call]:
     """A call (H, M, D) for each sample of a batch, with the keys of its own cut."""
-    places = itertools.product(*map(range, call.query.shape[:-3]))
-    call = call._replace(mask=None)  # that of each cut is left
-    return [with_cut(cut(call, sample=at), keys) for at, keys in zip(places, cuts, strict=True)]
+    query, key, value = call[:3]
+    places = itertools.product(*map(range, query.shape[:-3]))
+    return [
+        with_cut(call._replace(query=query[*at, ...], key=key[*at, ...], value=value[*at, ...]), keys)
+        for at, keys in zip(places, cuts, strict=True)
+    ]
 
 
 def cuts_that_save(call: Call) -> list[KeyCut] | None:

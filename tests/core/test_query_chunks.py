@@ -1,20 +1,16 @@
 """Where a library has a softmax of one pass, a mask that reaches only so far leaves chunks to it, with the same answer."""
 
 import dataclasses
+import functools
 import importlib
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from call_table import Sizes, options_of
 
 import attention_core as ac
-from attention_core._attention.blocks import forward as _forward
-from attention_core._attention.blocks.plan import make_plan
-from attention_core._attention.call import Call
-from attention_core.backend import unpack
 from attention_core.masks import And, Not
 
 attention = ac.scaled_dot_product_attention
@@ -30,19 +26,17 @@ def mask_of(name):
 
 @pytest.fixture
 def chunks(backend, monkeypatch):
-    """The chunks of each call while a graph is made."""
-    found, chunks_of = [], _forward.query_chunks
-    monkeypatch.setattr(
-        backend,
-        "tuning",
-        backend.tuning._replace(dense_below=0, structured_below=0, min_queries=3, keys=5, query_chunk=CHUNK),
-    )
+    """How many queries and keys each softmax of one pass is of: that of the library, or one that is put together here."""
+    xp, found, loops = backend.namespace, [], type(backend.loops)
+    small = {"dense_below": 0, "structured_below": 0, "min_queries": 3, "keys": 5, "query_chunk": CHUNK}
+    monkeypatch.setattr(backend, "tuning", backend.tuning._replace(**small))
 
-    def recorded(*arguments):
-        found.append(chunks_of(*arguments))
-        return found[-1]
+    def composed(scores):
+        powers = xp.exp(xp.subtract(scores, xp.maximum(xp.max(scores, axis=-1, keepdims=True), -1e300)))
+        return xp.divide(powers, xp.sum(powers, axis=-1, keepdims=True))
 
-    monkeypatch.setattr(_forward, "query_chunks", recorded)
+    softmax = backend.loops.softmax or composed
+    monkeypatch.setattr(loops, "softmax", lambda _, scores: found.append(tuple(scores.shape[-2:])) or softmax(scores))
     return found
 
 
@@ -50,49 +44,22 @@ def qkv(rng, rows=11, columns=13):
     return SIZES._replace(rows=rows, columns=columns).arrays(rng)
 
 
-def run(backend, arrays, mode, mask):
-    """Compute a call in blocks in a program."""
-
-    def attend(*arrays):
-        return attention(*arrays, mask=mask, implementation="blockwise")
-
-    return backend.compile(attend, mode=mode)(*backend.from_numpy(arrays))
-
-
-def lent(backend):
-    """A library with a softmax, which is put together here."""
-    xp = backend.namespace
-
-    def softmax(scores):
-        powers = xp.exp(xp.subtract(scores, xp.maximum(xp.max(scores, axis=-1, keepdims=True), -1e300)))
-        return xp.divide(powers, xp.sum(powers, axis=-1, keepdims=True))
-
-    lent = object.__new__(type(backend))  # a copy of a backend may be the backend
-    loops, tuning = SimpleNamespace(softmax=softmax, traced=True), backend.tuning._replace(query_chunk=CHUNK)
-    vars(lent).update(vars(backend) | {"loops": loops, "tuning": tuning})
-    return lent
-
-
-def cut(backend, arrays, mask, starts=(0, 0)):
-    """What `attend_query_chunks` takes: parts of a call."""
-    call = unpack(*make_plan(Call(*arrays, backend.namespace, backend, mask=mask, starts=starts)), backend)
-    return _forward.query_chunks(call)
+def in_blocks(*arrays, **options):
+    return ac.pieces.partial_attention(*arrays, **options, implementation="blockwise")
 
 
 @pytest.mark.needs(lambda backend: backend.name not in ("torch", "jax"))  # which have no use for chunks
 @pytest.mark.parametrize(("name", "starts"), list(zip(NAMES, itertools.cycle([(0, 0), (20, 17)]), strict=False)))
-def test_chunks_on_any_library(name, starts, backend, rng):
+def test_chunks_on_any_library(name, starts, backend, chunks, rng):
     options = dict(zip(("query_start", "key_start"), starts, strict=True)) | {"mask": mask_of(name)}
     arrays = backend.from_numpy(qkv(rng))
-    chunks = cut(lent(backend), arrays, mask_of(name), starts)
-    assert len(chunks) == 3
+    mode = backend.modes[min(1, len(backend.modes) - 1)]
     with np.errstate(invalid="ignore"):  # of scores that are all masked
-        output, logsumexp, _ = backend.to_numpy(_forward.attend_query_chunks(chunks))
-    expected, normalizer, _ = backend.to_numpy(
-        tuple(ac.pieces.partial_attention(*arrays, **options, implementation="dense"))
-    )
-    np.testing.assert_allclose(output.reshape(expected.shape), expected, rtol=0, atol=1e-13)
-    np.testing.assert_allclose(logsumexp.reshape(normalizer.shape), normalizer, rtol=0, atol=1e-13)
+        found = backend.compile(functools.partial(in_blocks, **options), mode=mode)(*arrays)
+    assert len(chunks) == 3 or name == "causal of all"  # a mask that may be left out
+    expected = ac.pieces.partial_attention(*arrays, **options, implementation="dense")
+    for ours, theirs in zip(*map(backend.to_numpy, (tuple(found)[:2], tuple(expected)[:2])), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-13)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,15 +70,17 @@ class EvenQueries(ac.Causal):
         return xp.logical_and(super().allowed(at, xp=xp), xp.equal(xp.remainder(at.query, 2), 0))
 
 
-@pytest.mark.parametrize("mask", [And(ac.Causal(), ac.KeyLengths(7)), EvenQueries(), Not(ac.Causal())])
-def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, backend, rng):
-    assert cut(lent(backend), backend.from_numpy(qkv(rng)), mask) == []
+@pytest.mark.parametrize(
+    "mask", [And(ac.Causal(), ac.KeyLengths(np.asarray([7, 13]))), EvenQueries(), Not(ac.Causal())]
+)
+def test_a_rule_that_looks_at_more_than_the_distance_leaves_no_chunks(mask, backend, chunks, rng):
+    in_blocks(*backend.from_numpy(qkv(rng)), mask=mask)
+    assert not chunks
 
 
-def test_a_query_chunk_has_only_the_keys_within_reach(backend, rng):
-    chunks = cut(lent(backend), backend.from_numpy(qkv(rng)), ac.SlidingWindow(left=2, right=1))
-    sizes = [(*part.starts, part.query.shape[-2], part.key.shape[-2]) for part in chunks]
-    assert sizes == [(0, 0, 4, 5), (4, 2, 4, 7), (8, 6, 3, 6)]
+def test_a_query_chunk_has_only_the_keys_within_reach(backend, chunks, rng):
+    in_blocks(*backend.from_numpy(qkv(rng)), mask=ac.SlidingWindow(left=2, right=1))
+    assert chunks == [(4, 5), (4, 7), (3, 6)]
 
 
 @pytest.mark.needs("fused softmax")
@@ -132,7 +101,7 @@ def test_what_is_masked_leaks_nowhere_and_what_is_attended_shows(backend, chunks
             found, expected = compiled(*tensors), attend(*tensors, implementation="dense")
         for one, other in zip(backend.to_numpy(found), backend.to_numpy(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
-    assert all(chunks)
+    assert len(chunks) >= 3
 
 
 @pytest.mark.needs("fused softmax")
@@ -153,7 +122,7 @@ def test_other_calls_take_blocks(backend, chunks, rng):
 
     start = np.asarray(3, dtype=np.int32)
     backend.compile(attend, mode="graph")(backend.from_numpy(start), *backend.from_numpy(qkv(rng)))
-    assert not any(chunks)
+    assert not chunks
 
 
 @pytest.mark.needs("fused softmax")
@@ -173,17 +142,13 @@ def test_what_has_open_lengths_takes_blocks_or_is_right(open_axis, backend, chun
     np.testing.assert_allclose(backend.to_numpy(found), backend.to_numpy(expected), rtol=0, atol=1e-13)
 
 
-@pytest.mark.needs("fused softmax")
-def test_chunks_are_no_more_and_hold_no_more_than_is_good(backend, chunks, rng, monkeypatch):
-    def attend(rows):
-        chunks.clear()
-        importlib.import_module("attention_tensorflow.programs")._program.cache_clear()
-        run(backend, qkv(rng, rows=rows, columns=rows), "graph", ac.Causal())
-        return len(chunks[0])
-
-    assert attend(40) == 10
-    monkeypatch.setattr(_forward, "MAX_CHUNKS", 3)
-    assert attend(40) == 3
-    monkeypatch.setattr(_forward, "MAX_SCORE_BYTES", 8 * 2 * 4 * (14 * 14 + 14 * 28 + 12 * 40))
-    assert attend(40) == 3
-    assert attend(41) == 0
+@pytest.mark.needs("tensorflow")
+@pytest.mark.parametrize(("length", "count"), [(8, 2), (40, 10), (100, 15), (4000, 16), (8000, 0)])
+def test_chunks_are_no_more_and_hold_no_more_than_is_good(length, count, backend, chunks):
+    """In a program that does not run: at most 16, and none whose scores take more than 128 MiB."""
+    tf = importlib.import_module("tensorflow")
+    attend = tf.function(
+        functools.partial(in_blocks, mask=ac.Causal()), input_signature=[tf.TensorSpec([1, 1, length, 2])] * 3
+    )
+    attend.get_concrete_function()
+    assert len(chunks) == count

@@ -7,43 +7,48 @@ import pytest
 import shard_helpers
 
 import attention_core as ac
-from attention_core._attention.shards.ring import hops_of
-from attention_core._attention.shards.splits import SPLITS
-from attention_core.masks._band import Band
 
 pytestmark = pytest.mark.needs(lambda backend: backend.name in ("torch", "numpy"))
 
 
-BANDS = [Band(), Band(high=0), Band(-3, 0), Band(-9, 2), Band(0, 5), Band(-40, -30), Band(30, 40), Band(-3, 0, stop=7),
-         Band(high=0, stop=0), Band(-200, -100), Band(-12, -10), Band(-6, 6), Band(-1, 0)]  # fmt: skip
+def window(first, last):
+    """From so many keys before a query, or behind it, to so many."""
+    return ac.SlidingWindow(left=0, right=last - first, offset=first)
+
+
+MASKS = [
+    ac.SlidingWindow(),
+    ac.Causal(),
+    ac.SlidingWindow(left=3, right=0) & ac.KeyLengths(7),
+    ac.Causal() & ac.KeyLengths(0),
+]
+ENDS = (-3, 0), (-9, 2), (0, 5), (-40, -30), (30, 40), (-200, -100), (-12, -10), (-6, 6), (-1, 0)
 
 
 @pytest.mark.needs(lambda backend: backend.name == "numpy")
-@pytest.mark.parametrize("split", SPLITS)
-def test_hops_are_the_fewest_that_bring_every_key_that_a_band_leaves(backend, split):
+@pytest.mark.parametrize("split", ["contiguous", "zigzag"])
+def test_keys_are_sent_no_more_often_than_brings_every_key_that_a_mask_leaves(split, rng, ranks):
     rows = 6
-    for size, band in itertools.product((1, 2, 3, 4, 8), BANDS):
+    for size, mask in itertools.product((1, 2, 3, 8), (*MASKS, *(window(*ends) for ends in ENDS))):
+        count = size * rows
         places = shard_helpers.places(size, split, rows).reshape(size, rows)
-        needed = set()
-        for rank, query in enumerate(places):
-            for hop in range(size):
-                key = places[rank - hop]
-                distance = key - query[:, None]
-                if ((distance >= band.low) & (distance <= band.high) & (key < band.stop)).any():
-                    needed.add(hop)
-        hops = hops_of(band, size, split, (rows, rows))
+        allowed = mask.to_array(count, count, xp=np)
+        pairs = itertools.product(range(size), repeat=2)
+        needed = {hop for rank, hop in pairs if allowed[np.ix_(places[rank], places[rank - hop])].any()}
+        ways = itertools.product(range(size), range(1, size + 1))
+        fewest = min(n - 1 + (first > 0) for first, n in ways if needed <= {(first + i) % size for i in range(n)})
+        arrays = rng.standard_normal((3, 1, 1, count, 4))
 
-        def visited(first, count, size=size):
-            return {(first + n) % size for n in range(count)}
+        def step(group, arrays=arrays, mask=mask):
+            shards = ac.Shards(group, split, "ring")
+            parts = (ac.shard(x, shards) for x in arrays)
+            return ac.scaled_dot_product_attention(*parts, mask=mask, shards=shards)
 
-        assert needed <= visited(*hops), (size, band)
-        fewest = min(
-            count - 1 + (first > 0)
-            for first in range(size)
-            for count in range(1, size + 1)
-            if needed <= visited(first, count)
-        )
-        assert hops.rotations == fewest, (size, band)
+        ranks.lent.calls.clear()
+        found = shard_helpers.in_order(ranks(size, step), -2, size, split)
+        expected = ac.scaled_dot_product_attention(*arrays, mask=mask, implementation="dense")
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13, err_msg=f"{size} {mask}")
+        assert ranks.lent.calls == ["rotate"] * fewest * size, (size, mask)
 
 
 def shards_of(put, group, heads=(4, 2), length=64, **options):

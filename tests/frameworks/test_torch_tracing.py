@@ -87,7 +87,10 @@ def test_torch_compile_takes_a_call_as_one_step(torch):
 
 
 def test_torch_compile_loads_the_adapter_before_it_reads_a_first_call(torch, monkeypatch):
-    """To read all of a call takes three times as long as to compile it as one step."""
+    """To read all of a call takes three times as long as to compile it as one step.
+
+    What was read is private, and is forgotten here: in a process of its own, no fault that is planted would show.
+    """
     targets = []
     monkeypatch.delitem(_calls._read, "scaled_dot_product_attention", raising=False)
 
@@ -469,7 +472,10 @@ def test_layers_of_a_language_model_share_the_programs_that_are_compiled(torch, 
 
 
 def test_a_program_computes_the_angles_of_all_layers_once(torch):
-    """Inductor computes an array of few operations anew for each use of it, unless it is a part of another."""
+    """Inductor computes an array of few operations anew for each use of it, unless it is a part of another.
+
+    A private function, as in the program of a layer the number of cosines also depends on what is fused.
+    """
     code_of = importlib.import_module("torch._inductor.utils").run_and_get_code
     plan, xp = Rotation(1e4, 8, interleaved=False), get_backend("torch").namespace
 

@@ -243,7 +243,10 @@ def test_16_bit_decoders_are_computed_in_float32_and_round_keys_values_and_logit
 @pytest.mark.needs("dtype")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_float32_is_rounded_to_16_bits_in_every_mode_and_keeps_its_gradient(dtype, backend, rng, xp, put, get):
-    """A pair of conversions alone is left out by compilers that may compute in more bits than are asked for."""
+    """A pair of conversions alone is left out by compilers that may compute in more bits than are asked for.
+
+    A private function, as no decoder gives a number to round: its keys and values are those of projections.
+    """
     kind = put(np.zeros(1, np.float32), dtype=dtype).dtype
     usual = rng.standard_normal(500) * 2.0 ** rng.integers(-30, 12, 500)
     x = np.asarray(

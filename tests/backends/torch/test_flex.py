@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from call_table import RULES, options_of
-from flex_helpers import BLOCKS, as_kernel
+from call_table import options_of
+from flex_helpers import BLOCKS, as_kernel, flags_of
+from shard_helpers import threads_as_ranks
 
 import attention_core as ac
 from attention_core import MaskFunction, SlidingWindow, explain_attention
-from attention_core.backend import Call
-from attention_core.masks import Given
 from attention_core.scores import relative_bias
 
 attention = ac.scaled_dot_product_attention
@@ -20,7 +19,10 @@ attention = ac.scaled_dot_product_attention
 
 @pytest.fixture
 def flex(backend, monkeypatch):
-    return as_kernel(backend, monkeypatch)
+    """The block masks that it is given."""
+    blocks = []
+    as_kernel(backend, monkeypatch, blocks)
+    return blocks
 
 
 @pytest.fixture
@@ -28,73 +30,68 @@ def arrays(rng, put):
     return put(BLOCKS.arrays(rng), dtype="float32")
 
 
-def called(backend, arrays, **options):
-    return Call(*arrays, backend.namespace, backend, **options)
-
-
 def refusal(arrays, **options):
     (told,) = (each for each in explain_attention(*arrays, **options).candidates if each.name == "fused")
     return told.refusal
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name != "of a user" and "beyond" not in name])
-def test_blocks_are_empty_or_full_only_if_the_rule_says_so(name, flex, backend, arrays, put):
-    """And those of rules are left out: else the kernel would compute them."""
-    from attention_torch.kernels.flex import BLOCK, block_mask
-
+@pytest.mark.parametrize("name", ["causal later", "window", "lengths", "segments"])
+def test_blocks_that_a_rule_leaves_empty_are_left_out(name, flex, arrays, put):
+    """Else the kernel would compute them. That no others are, results say, of all rules, in `test_every_kernel`."""
     mask, (leading, heads, _, rows, columns, *_) = options_of(name, BLOCKS, put)["mask"], BLOCKS
-    blocks = block_mask(called(backend, arrays, mask=mask))
-    rule = mask if isinstance(mask, ac.Mask) else Given(mask)
-    allowed = rule.to_array(rows, columns, num_heads=heads, leading=leading, xp=backend.namespace)
+    attention(*arrays, mask=mask)
+    some, full = flags_of(flex[0])
+    assert not full[..., -1].any()  # which are no whole blocks
+    assert not full[..., -1, :].any()
+    allowed = mask.to_array(rows, columns, num_heads=heads, leading=leading, xp=torch)
     allowed = allowed.expand(*leading, heads, rows, columns)
-    padded = torch.nn.functional.pad(allowed, (0, -columns % BLOCK, 0, -rows % BLOCK))
-    cut = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))
-    some, every = cut.amax((-3, -1)), cut.to(torch.uint8).amin((-3, -1)).bool()
-
-    def listed(counts, indices):
-        flags = torch.zeros((*indices.shape[:-1], indices.shape[-1] + 1), dtype=torch.bool)
-        kept = torch.arange(indices.shape[-1]) < counts[..., None]
-        return flags.scatter(-1, torch.where(kept, indices, indices.shape[-1]).long(), True)[..., :-1]
-
-    mixed = listed(blocks.kv_num_blocks, blocks.kv_indices)
-    full = listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
-    assert not (some & ~(mixed | full)).any()
-    assert not (full & ~every).any()
-    assert not (mixed & full).any()
-    if name in ("causal later", "window", "lengths", "segments"):
-        assert torch.equal((mixed | full).expand(some.shape), some)
+    padded = torch.nn.functional.pad(allowed, (0, -columns % 128, 0, -rows % 128))
+    left = padded.unflatten(-1, (-1, 128)).unflatten(-3, (-1, 128)).amax((-3, -1))
+    assert torch.equal(left[..., : some.shape[-1]], some.expand(*left.shape[:-1], -1))
 
 
-def test_blocks_are_kept_for_equal_rules_without_arrays(flex, backend, arrays, put):
-    from attention_torch.kernels import flex as module
+def test_blocks_are_kept_for_equal_rules_without_arrays(flex, arrays):
+    square = [x[..., : BLOCKS.rows, :] for x in arrays]  # of which no keys are cut
 
     def blocks(mask):
-        return module.block_mask(called(backend, arrays, mask=mask)).kv_indices
+        attention(*square, mask=mask)
+        return flex[-1].kv_indices
 
-    assert blocks(ac.Causal(offset=3)) is blocks(ac.Causal(offset=3))
-    assert blocks(ac.Causal(offset=3)) is not blocks(ac.Causal(offset=4))
+    first = blocks(ac.Causal(offset=3))
+    assert blocks(ac.Causal(offset=3)) is first
+    assert blocks(ac.Causal(offset=4)) is not first
     numbers = np.asarray([2, 140])
     lengths = torch.from_numpy(numbers)  # whose changes PyTorch does not count
     before = blocks(ac.KeyLengths(lengths))
-    numbers[0] = 250
+    numbers[0] = 149
     assert not torch.equal(blocks(ac.KeyLengths(lengths)), before)
-    for offset in range(2 * module.KEPT):
+    for offset in range(5, 40):
         blocks(ac.Causal(offset=offset))
-    assert len(module._KEPT) == module.KEPT
+    assert blocks(ac.Causal(offset=3)) is not first  # those of few rules are kept
 
 
-def test_functions_count_the_heads_and_positions_of_the_whole(flex, backend, arrays):
+@pytest.mark.parametrize("strategy", ["heads", "gather"])
+def test_functions_count_the_heads_and_positions_of_the_whole(strategy, flex, backend, rng, put, monkeypatch):
     """Of a part of a call, as of ranks that exchange positions for heads."""
-    from attention_core._attention.parts import Run, cut
 
     def modified(scores, batch, head, query, key):
         return scores + 0.1 * (head - batch) * (query - key)
 
     mask = MaskFunction(lambda batch, head, query, key: (head + query + key) % 3 != 0)
-    whole = attention(*arrays, mask=mask, score_mod=modified, implementation="dense")
-    part = cut(called(backend, arrays, mask=mask, score_mod=modified), heads=Run(2, 2), rows=Run(32, 64))
-    assert flex.judge(part).refusal is None
-    torch.testing.assert_close(flex.attend(part), whole[:, 2:4, 32:96, :], rtol=0, atol=2e-6)
+    arrays, options = (
+        put(BLOCKS._replace(rows=256, columns=256).arrays(rng), dtype="float32"),
+        {"mask": mask, "score_mod": modified},
+    )
+    with threads_as_ranks(backend, monkeypatch) as ranks:
+
+        def step(group):
+            shards = ac.Shards(group, "contiguous", strategy)
+            return attention(*(ac.shard(x, shards) for x in arrays), **options, shards=shards)
+
+        found = torch.cat(ranks(2, step), dim=-2)
+    assert len(flex) == 2
+    whole = attention(*arrays, **options, implementation="dense")
+    torch.testing.assert_close(found, whole, rtol=0, atol=2e-6)
 
 
 def test_a_row_whose_scores_are_all_minus_infinity_has_no_weights(flex, arrays):
