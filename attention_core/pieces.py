@@ -20,7 +20,7 @@ from ._keywords import publish
 __all__ = ["Partial", "merge_partials", "partial_attention"]
 
 
-@with_autocast(options=options_but(*FLAGS[1:], "sinks", "assume_finite", "shards"))
+@with_autocast(options=options_but(*FLAGS[1:], "sinks", "shards"))
 def partial_attention(
     query: Array,
     key: Array,
@@ -47,7 +47,7 @@ def partial_attention(
         Over all positions of the whole, not of the piece.
     bias : Array, broadcastable to (..., H, M, N), optional
         Of the piece.
-    is_causal, scale, softcap, score_mod, dropout, xp
+    is_causal, scale, softcap, score_mod, dropout, assume_finite, xp
         As in `scaled_dot_product_attention`; positions are those in the whole.
     implementation : {"auto", "dense", "blockwise"}
     arithmetic : {"fast", "reproducible"}

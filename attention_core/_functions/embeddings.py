@@ -20,6 +20,7 @@ from .._checks import (
     number_text,
     once_per_signature,
     only_array,
+    plain_integer,
 )
 from ..parameters import DecoderLayer, Embeddings
 from ..random import Dropout, check_dropout, seeded
@@ -229,7 +230,7 @@ def rotations_of(
     layers: tuple[DecoderLayer, ...], like: Array, positions: Array, settled: dict[str, Any], xp: Namespace
 ) -> dict[int, Callable[[Array], Array]]:
     """What rotates heads by positions (..., L), for each width of the layers' heads: layers share cosines and sines."""
-    base, first, divisors, interleaved = map(settled.pop, ROTARY)
+    base, first, divisors, interleaved = (plain_integer(settled.pop(name)) for name in ROTARY)
     if base is None:
         return {}
     widths = {layer.attention.query.weight.shape[1] // settled["num_heads"] for layer in layers}

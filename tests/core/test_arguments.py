@@ -121,10 +121,8 @@ def test_integers_of_numpy_are_integers_on_every_library(put, get):
     for n in (np.int32(3), np.uint8(3)):
         assert ac.split_heads(x, n).shape == (2, 3, 3, 2)
         assert ac.multi_head_attention(key_value, x, num_heads=n, num_key_value_heads=n).shape == x.shape
-        rotated = functions.rotary_embedding(
-            put(np.ones((1, 2, 6), "float32")), put(np.arange(2)), width=n + n.dtype.type(1)
-        )
-        assert rotated.shape == (1, 2, 6)
+        heads, width = put(np.ones((1, 2, 6), "float32")), n + n.dtype.type(1)
+        assert functions.rotary_embedding(heads, put(np.arange(2)), width=width).shape == (1, 2, 6)
 
 
 def test_integers_of_numpy_are_sizes():
@@ -134,6 +132,8 @@ def test_integers_of_numpy_are_sizes():
     assert (type(window.left), type(window.right)) == (int, int)
     layer = layers.DecoderLayer(n(8), n(2), n(16), window=n(3), rotary_width=n(2))
     assert layer == layers.layer_from_settings(json.loads(json.dumps(layer.settings())))
+    options = {"num_heads": 2, "rotary_base": 9.0, "rotary_width": n(2), "arithmetic": "reproducible"}
+    functions.decoder_layer(layer.init(0, xp=np), np.ones((1, 2, 8), "float32"), **options)
     model = models.Decoder(n(50), n(8), n(2), n(16), num_layers=n(2), window=(n(2), None))
     assert model == layers.layer_from_settings(json.loads(json.dumps(model.settings())))
     assert type(scores.ScoreMod(lambda scores, *places: scores, num_heads=n(2)).num_heads) is int
