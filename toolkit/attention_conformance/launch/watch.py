@@ -78,10 +78,10 @@ def _hash(array: Any, backend: Backend) -> bytes:
     """The bytes of an array; of a large one their hash, part by part, as each part is copied."""
     if np.prod(array.shape, dtype=np.int64) <= LARGEST:
         return np.asarray(backend.to_numpy(array)).tobytes()
-    found = hashlib.sha256()
-    for each in array:
-        found.update(np.asarray(backend.to_numpy(each)).tobytes())
-    return found.digest()
+    sha256 = hashlib.sha256()
+    for part in array:
+        sha256.update(np.asarray(backend.to_numpy(part)).tobytes())
+    return sha256.digest()
 
 
 def shared(results: Mapping[str, Any], arrays: Mapping[str, Any], backend: Backend) -> None:

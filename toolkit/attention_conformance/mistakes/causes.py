@@ -99,8 +99,8 @@ class Variants:
             late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
             rows = {name: np.asarray(np.squeeze(late, -1) if name == "logsumexp" else late) for name in got}
             return HIDDEN if dense.cotangent is None and _spreads(got, bounds, rows) else None
-        if found := self._of_nan(got, bounds):
-            return found
+        if variant := self._of_nan(got, bounds):
+            return variant
         mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
         return ATTENDED if bounds.measure(mended, truth).passes else self._of_nan(mended, bounds)
 
@@ -251,21 +251,21 @@ class Variants:
     ) -> bool:
         """Whether an equal call gives another answer."""
         try:
-            found = again()
-            if all(each.tobytes() == found[name].tobytes() for name, each in got.items()):
+            repeated = again()
+            if all(each.tobytes() == repeated[name].tobytes() for name, each in got.items()):
                 return False
-            other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in found.items()}
+            other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in repeated.items()}
         except Exception:  # whatever a kernel raises the second time
             return False
         return not bounds.measure(got, other).passes
 
     def former(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
         """The arrays of a call before that explain a result in place of its own."""
-        question, found = bounds.question, []
+        question, variants = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
             other = answer(dense_of(meant(problem, question.kernel)))
-            found += [variant] * bounds.measure(got, other.exact(got)).passes
-        return found
+            variants += [variant] * bounds.measure(got, other.exact(got)).passes
+        return variants
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
         """Whether scores of 16 bits explain the error of a result."""
@@ -273,9 +273,9 @@ class Variants:
         allowed, expected = 4 * (1 + kappa), dict(truth)
         if wrong == "output" and self._dense is not None and kappa < SMALL:
             # An error of the scores moves an average by at most that times the deviation of the values.
-            found, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
-            if "weights" in found:
-                deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0))
+            arrays, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
+            if "weights" in arrays:
+                deviation = np.sqrt(np.maximum(arrays["weights"] @ value**2 - arrays["output"] ** 2, 0))
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
@@ -285,14 +285,14 @@ class Variants:
 
 def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:
     """The rows of each result that are wrong; all of one that has another shape."""
-    found = {}
+    rows = {}
     for name, each in got.items():
         exact, dtype = bounds.truth.arrays[name], bounds.dtype(name)
         if each.shape != exact.high.shape:
             return {name: np.asarray(True) for name in got}
         wrong = ~(errors_of(each, exact, dtype) <= bounds.bound(name, dtype))
-        found[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
-    return found
+        rows[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
+    return rows
 
 
 def _joined(where: NumpyArray, first: Exact, second: Exact) -> Exact:

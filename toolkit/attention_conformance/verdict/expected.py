@@ -217,8 +217,8 @@ def expected_text(results: Iterable[Finding], entries: Sequence[Expected], *, or
     kept = [
         each
         for each in entries
-        if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in results
-                                        if found.verdict == "accepted")
+        if not each.is_here(origin) or any(each.matches(result, origin) and result.reason for result in results
+                                        if result.verdict == "accepted")
     ]  # fmt: skip
     versions = {package: f">={version(package)}"} if package else {}
     device = "*" if origin.device == "cpu" else origin.device
