@@ -351,9 +351,9 @@ def _dtypes(kernel: Subject) -> Facts:
 def _gradients(kernel: Subject) -> Facts:
     has_pair, is_tried = kernel.backward is not None, get_backend(kernel.backend or "numpy").differentiates
     problem = _problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))
-    for each in _kinds(problem) if is_tried and not has_pair else ():
+    for kind in _kinds(problem) if is_tried and not has_pair else ():
         with contextlib.suppress(Exception):  # no gradient
-            _called(kernel, each, lambda p, x, library: gradients(p, kernel, x, ("query",), library))
+            _called(kernel, kind, lambda p, x, library: gradients(p, kernel, x, ("query",), library))
             return {"differentiates": True}
     return {"differentiates": has_pair}
 

@@ -165,7 +165,7 @@ def _drops(parameter: inspect.Parameter) -> bool:
 
 
 def _takes_two(parameters: dict[str, Any], name: str) -> bool:
-    """Whether a window is told by its keys to the left and to the right: one number means several things."""
+    """Whether a window is given by its keys to the left and to the right: one number means several things."""
     return name == "local_window_size" or (name in parameters and isinstance(parameters[name].default, tuple | list))
 
 

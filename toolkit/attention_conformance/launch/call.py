@@ -31,9 +31,9 @@ def place(problem: Problem, kernel: Subject, backend: Backend, device: str) -> A
     arrays = dict(problem.arrays)
     if problem.cotangent is not None:
         arrays["cotangent"] = problem.cotangent
-    for name, each in arrays.items():
+    for name, array in arrays.items():
         if backend.name not in STRIDED:
-            placed[name] = backend.from_numpy(each, device=device)
+            placed[name] = backend.from_numpy(array, device=device)
             continue
         kind = problem.memory.get(name, "contiguous")
         if kind in placed:  # one array for both
@@ -42,7 +42,7 @@ def place(problem: Problem, kernel: Subject, backend: Backend, device: str) -> A
         axes = None
         if kernel.layout and name in ("query", "key", "value", "cotangent"):
             axes = axes_of(kernel.layout)
-        storage, view = stored(each, kind, axes)
+        storage, view = stored(array, kind, axes)
         placed[name] = view(backend.from_numpy(storage, device=device), xp)
     return placed
 
@@ -111,9 +111,9 @@ def keywords(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> dict
             "softcap": options.get("softcap"), "sinks": arrays.get("sinks"), "window": options.get("window") or None,
             "alibi": arrays.get("alibi"), "dropout": options.get("dropout_rate") or None,
             "grouped": is_grouped or None}  # fmt: skip
-    for name, each in values.items():
-        if (word := getattr(kernel, f"{name}_name")) and each is not None:
-            kwargs[word] = each
+    for name, value in values.items():
+        if (word := getattr(kernel, f"{name}_name")) and value is not None:
+            kwargs[word] = value
     for name, asked in (kernel.asks or {}).items():
         if options.get(f"return_{name}"):
             kwargs |= asked

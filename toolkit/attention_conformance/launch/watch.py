@@ -54,8 +54,8 @@ def watched(arrays: Mapping[str, Any], backend: Backend) -> Iterator[None]:
         return
     before = {name: _bytes(each, backend) for name, each in arrays.items()}
     yield
-    for name, each in arrays.items():
-        numbers, buffer = (now == then for now, then in zip(_bytes(each, backend), before[name], strict=True))
+    for name, array in arrays.items():
+        numbers, buffer = (now == then for now, then in zip(_bytes(array, backend), before[name], strict=True))
         if not numbers:
             raise Touched(f"the call changed its argument {name}", "changed-argument")
         if not buffer:

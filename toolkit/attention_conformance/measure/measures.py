@@ -89,8 +89,8 @@ def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     first = result_of(question, problem)
     for number in range(2, CALLS + 1):
         again = result_of(question, problem)
-        for name, each in first.items():
-            if unlike := difference(each, again[name]):
+        for name, array in first.items():
+            if unlike := difference(array, again[name]):
                 detail = f"{name} of call {number} has other bits than that of the first: {unlike.text(name)}"
                 raise Touched(detail, "other-bits")
     return again
@@ -117,8 +117,8 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         return result_of(question, problem)
     arrays = _placed(question, problem.turned())
     outputs(problem, question.kernel, arrays, backend.namespace)
-    for name, each in _placed(question, problem).items():
-        arrays[name][...] = each
+    for name, array in _placed(question, problem).items():
+        arrays[name][...] = array
     views = {name: each[...] for name, each in arrays.items()}
     with watched(arrays, backend):  # what is written into an argument is not kept
         kept = to_numpy(outputs(problem, question.kernel, arrays, backend.namespace), backend)

@@ -88,7 +88,7 @@ def positioned(problem: Problem, kernel: Subject) -> Problem:
 def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
     """The same with some of the samples, heads, queries or keys: the axes -4 to -1 of the scores."""
     shared, arrays = problem.sizes[1] // problem.arrays["key"].shape[-3], dict(problem.arrays)
-    for name, each in arrays.items():
+    for name, array in arrays.items():
         of_keys, where, chosen = name in ("key", "value"), axis, at
         if axis == -3 and of_keys:
             chosen = at[::shared] // shared
@@ -96,8 +96,8 @@ def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
             if (axis == -1) != of_keys:
                 continue
             where = -2
-        if each.shape[where] > 1:
-            arrays[name] = np.take(each, chosen, axis=where)
+        if array.shape[where] > 1:
+            arrays[name] = np.take(array, chosen, axis=where)
     return problem.changed(arrays=arrays)
 
 
@@ -155,10 +155,10 @@ def again(question: Question, problem: Problem) -> Arrays:
     first = {name: each.copy() for name, each in first.items()}
     result_of(question, other)
     later, second = to_numpy(result, backend), result_of(question, fitted)
-    for name, each in first.items():
-        if unlike := difference(each, later[name]):
+    for name, array in first.items():
+        if unlike := difference(array, later[name]):
             raise Touched(f"{name} after a later call: {unlike.text(name)}", "overwritten-result")
-        if unlike := difference(each, second[name]):
+        if unlike := difference(array, second[name]):
             raise Touched(f"{name} of an equal call after another: {unlike.text(name)}", "other-bits")
     return first
 
@@ -219,8 +219,8 @@ def _check_backward(question: Question, problem: Problem) -> None:
     }
     d_weights = cotangent.astype(np.float64) * (got["output"] != 0) / (1 - RATE)
     d_scores = (d_weights - d_weights.mean(axis=-1, keepdims=True)) / KEYS
-    for name, each in products(dense_of(problem), got["output"], d_scores).items():
-        error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
+    for name, gradient in products(dense_of(problem), got["output"], d_scores).items():
+        error = float(np.linalg.norm(got[name] - gradient)) / max(1.0, float(np.linalg.norm(gradient)))
         if error > 2**-5:
             raise Touched(
                 f"the gradient in {name} is not that of the dropped weights that the output shows: off by {error:.2g}"
@@ -250,7 +250,7 @@ def _takes_seeds(kernel: Subject) -> bool:
 
 
 def windowed(question: Question, problem: Problem) -> Arrays:
-    """A mask of a window, told by the kernel's own keyword."""
+    """A mask of a window, given by the kernel's own keyword."""
     kernel = question.kernel
     if kernel.native or not kernel.window_name:
         raise NotOffered("windows of its own")

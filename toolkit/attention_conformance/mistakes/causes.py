@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from attention_conformance.measure.question import Question
 
 SMALL = 4.0
-"""Scores below which their errors explain little, so that those of sums are told apart."""
+"""Scores below which their errors explain little, so that those of sums are distinguished."""
 
 LEADING = 4
 """Answers that a variant explains, and after which no other is asked for; one that contradicts it costs as many."""
@@ -167,9 +167,9 @@ class Variants:
     def of_factor(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
         """What explains results that are the right ones times one number: the names of that number, if it has any."""
         truth, factors, expected = bounds.truth.arrays, dict[str, float](), dict[str, Exact]()
-        for name, each in got.items():
-            (high, low, size), wide = truth[name], each.astype(np.float64)
-            if wide.shape == high.shape and not bounds.measure({name: each}, truth).passes:
+        for name, array in got.items():
+            (high, low, size), wide = truth[name], array.astype(np.float64)
+            if wide.shape == high.shape and not bounds.measure({name: array}, truth).passes:
                 known = np.isfinite(wide) & np.isfinite(high)
                 factor = float((wide * high)[known].sum() / ((high**2)[known].sum() or 1.0))
                 factors[name], expected[name] = factor, Exact(factor * high, factor * low, abs(factor) * size)
@@ -286,11 +286,11 @@ class Variants:
 def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:
     """The rows of each result that are wrong; all of one that has another shape."""
     rows = {}
-    for name, each in got.items():
+    for name, array in got.items():
         exact, dtype = bounds.truth.arrays[name], bounds.dtype(name)
-        if each.shape != exact.high.shape:
+        if array.shape != exact.high.shape:
             return {name: np.asarray(True) for name in got}
-        wrong = ~(errors_of(each, exact, dtype) <= bounds.bound(name, dtype))
+        wrong = ~(errors_of(array, exact, dtype) <= bounds.bound(name, dtype))
         rows[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
     return rows
 
@@ -400,6 +400,6 @@ def _as_fault(result: Finding) -> Finding:
 def _corner(result: Finding) -> str:
     """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
     if result.variant in CORNERS or not result.shapes:
-        return result.variant * bool(result.shapes)  # small calls have told before
+        return result.variant * bool(result.shapes)  # small calls have reported it
     queries, keys = (result.shapes[name][-2] for name in ("query", "key"))
     return "right" * (result.verdict == "right" and CAUSAL in result.kinds and 1 < queries != keys > 1)

@@ -1,6 +1,6 @@
 """Other answers than the contract's: conventions that libraries follow, and faults planted in the definition.
 
-A wrong result that equals one of them is told by its name. A bound that cannot tell them apart from the truth proves
+A wrong result that equals one of them is reported by name. A bound that cannot tell them apart from the truth proves
 little, and so each report counts how many of the faults its bounds reject.
 """
 
@@ -312,7 +312,7 @@ INEXACT = cause("inexact")
 """No single answer: the same error, where no accelerator rounds operands."""
 
 EMPTY = cause("gradient-of-masked-row")
-"""No single answer: right where the cotangent of such rows is 0. All that a gradient may be of them is told here."""
+"""No single answer: right where the cotangent of such rows is 0. All that a gradient may be of them is said here."""
 
 CONVENTIONS = (
     *causes(

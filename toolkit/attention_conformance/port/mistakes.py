@@ -40,7 +40,7 @@ SCALES = {"1": 0.5, "1/D": -0.5, "1/√D, twice": -0.5}
 
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.dtype(np.float16)}
 EXPLAINED = 0.99
-"""The share of the squared difference from which on a mistake is told that leaves more than the bound."""
+"""The share of the squared difference from which on a mistake is reported that leaves more than the bound."""
 
 MOST_NUMBERS = 2**16
 """Inputs times channels up to which a whole model is computed with each mistake."""
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
 
 
 def causes_of_weights(sides: Sequence[Side]) -> tuple[list[tuple[str, str]], int, list[Cause]]:
-    """What is told of weights that differ, the number of those with the same bits, and the causes.
+    """What is reported of weights that differ, the number of those with the same bits, and the causes.
 
     They are compared by name where both sides have the names of this project. Of others, a weight is looked for among
     all of the other side: as it is, transposed, or as a third of a larger one.
@@ -87,8 +87,8 @@ def _readings(array: NumpyArray) -> Iterator[NumpyArray]:
     thirds = [
         part for axis in range(array.ndim) if array.shape[axis] % 3 == 0 for part in np.split(array, 3, axis=axis)
     ]
-    for each in (array, *thirds):
-        yield from (each, each.reshape(len(each), -1).T, each.reshape(-1, each.shape[-1]).T) if each.ndim else (each,)
+    for part in (array, *thirds):
+        yield from (part, part.reshape(len(part), -1).T, part.reshape(-1, part.shape[-1]).T) if part.ndim else (part,)
 
 
 def _unlike(name: str, first: NumpyArray | None, second: NumpyArray | None, side: Side) -> Cause | None:
