@@ -205,13 +205,13 @@ def work(job: Job) -> Generator[Message, None, None]:
     answers, declared, sources = [], stated_facts(kernel), _sources(kernel)
     log = ProbeLog(kernel)
     with warnings.catch_warnings(action="ignore"):
-        for question, facts in probed(log.kernel, job.known):
+        for probe, facts in probed(log.kernel, job.known):
             if facts is not None and _has_broken_device(kernel):
-                yield unanswered(question, f"no call of {kernel.device} answers any more")
-            yield Asked(question, facts)
+                yield unanswered(probe, f"no call of {kernel.device} answers any more")
+            yield Asked(probe, facts)
             if facts is not None:
                 answers.append(facts)
-                source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else log.source()
+                source = CRASHED if facts == job.known.get(probe) == AFTER_A_CRASH[probe] else log.source()
                 sources = dict.fromkeys(facts, source) | sources
     kernel = settled(kernel, answers)
     if reason := _lacks_keyword(kernel, job.declared):
