@@ -21,7 +21,7 @@ from typing import Any
 
 from attention_conformance.cases import CASES
 from attention_conformance.golden.cases import IDENTICAL
-from attention_conformance.golden.identical import Found, run, verdicts
+from attention_conformance.golden.identical import Computed, run, verdicts
 from attention_conformance.hashes import published
 from attention_conformance.own.identical import Identical
 from attention_conformance.sharded import whole_of
@@ -121,7 +121,7 @@ class _Engine:
         return whole_of(attention_of_shards, Shards(self.groups[size], split, strategy))
 
 
-def results(engine: _Engine, case: Identical) -> Iterator[Found]:
+def results(engine: _Engine, case: Identical) -> Iterator[Computed]:
     """What each number of ranks makes of a case in each strategy."""
     trees = case.trees()
     for size in (each for each in SIZES if each <= engine.most):

@@ -10,7 +10,7 @@ import pytest
 from command_helpers import invoke, refusal
 
 from attention_conformance.golden.cases import IDENTICAL
-from attention_conformance.golden.identical import Found, compare, computed, digest, verdicts, work, work_on
+from attention_conformance.golden.identical import Computed, compare, computed, digest, verdicts, work, work_on
 from attention_conformance.hashes import published
 from attention_conformance.launch.libraries import holds
 from attention_conformance.processes import Order
@@ -180,7 +180,7 @@ def test_a_run_of_identical_bits_ends_with_hashes_ticks_and_status_0():
 
 def test_a_quick_run_is_one_eager_call_of_each_case(backend):
     messages = list(work(Order(backend.name, ("plain", "many"), quick=True)))
-    ways = [(each.case, each.device, each.mode, each.variation) for each in messages if isinstance(each, Found)]
+    ways = [(each.case, each.device, each.mode, each.variation) for each in messages if isinstance(each, Computed)]
     assert ways == [(name, backend.devices()[0], "eager", "") for name in ("plain", "many")]
 
 

@@ -64,8 +64,8 @@ def _merged(problem: Problem, arrays: Arrays) -> Any:
     for start, stop in problem.pieces:
         part = {} if bias is None else {"bias": bias[..., start:stop] if _has_keys(bias) else bias}
         key, value = (arrays[name][..., start:stop, :] for name in ("key", "value"))
-        found = attention_core.pieces.partial_attention(query, key, value, key_start=start, **part, **options)
-        partials.append(found)
+        partial = attention_core.pieces.partial_attention(query, key, value, key_start=start, **part, **options)
+        partials.append(partial)
     output, logsumexp, *_ = attention_core.pieces.merge_partials(*partials)
     return attention_core.Attention(array_namespace(query).astype(output, query.dtype), None, logsumexp)
 

@@ -34,9 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="module:callable, file.py:callable, or a preset: a test for each case; repeatable.",
     )
     helps = helps_of(Options)
-    for each in fields(Options):
-        kind = KINDS.get(str(each.type), {"choices": VALUES.get(each.name)})
-        group.addoption(f"--attention-{word_of(each.name)}", default=each.default, help=helps[each.name], **kind)
+    for option in fields(Options):
+        kind = KINDS.get(str(option.type), {"choices": VALUES.get(option.name)})
+        group.addoption(f"--attention-{word_of(option.name)}", default=option.default, help=helps[option.name], **kind)
 
 
 def pytest_configure(config: pytest.Config) -> None:

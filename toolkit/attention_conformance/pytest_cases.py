@@ -101,8 +101,8 @@ def _any_answer(asked: Iterable[Question]) -> Finding:
     """Right if some case is not refused: tests that are all skipped would show nothing."""
     blank = Finding("any-answer", "-", 0, "Some case has an answer.", "right")
     reason = "none is offered"
-    for each in asked:
-        result = judge_question(each)
+    for question in asked:
+        result = judge_question(question)
         if result.verdict not in ("refused", "not offered"):
             return blank
         reason = result.detail

@@ -95,10 +95,10 @@ def whole_of(attention: AttentionFunction, shards: Shards, /, *, axis: int = -2)
         ends = [axis if len(x.shape) == len(query.shape) else -1 for x in outputs if x is not None]
         joined = _moved(unshard, shard, tuple(x for x in outputs if x is not None), even, tuple(ends))
         wholes = iter([x[(..., slice(rows), *(slice(None),) * (-at - 1))] for x, at in zip(joined, ends, strict=True)])
-        found: list[Any] = [None if x is None else next(wholes) for x in outputs]
+        results: list[Any] = [None if x is None else next(wholes) for x in outputs]
         if not isinstance(result, tuple):
-            return found[0]
-        return type(result)(*found) if hasattr(result, "_fields") else tuple(found)
+            return results[0]
+        return type(result)(*results) if hasattr(result, "_fields") else tuple(results)
 
     signature = inspect.signature(attention)
     parameters = [each for name, each in signature.parameters.items() if name != "shards"]

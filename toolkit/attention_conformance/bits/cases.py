@@ -120,10 +120,10 @@ def _shards(problem: Problem) -> Iterator[Variation]:
 
 def _chunk(problem: Problem, start: int, stop: int) -> Variation:
     """Queries of a causal call with the keys up to the last of them."""
-    found = _part(problem, f"queries {start} to {stop - 1}", rows=slice(start, stop), keys=slice(0, stop))
+    variation = _part(problem, f"queries {start} to {stop - 1}", rows=slice(start, stop), keys=slice(0, stop))
     rule = Rule("Causal", {"offset": start})
-    asked = replace(found.problem, mask=rule if stop - start > 1 else None, options={})
-    return replace(found, problem=asked)
+    asked = replace(variation.problem, mask=rule if stop - start > 1 else None, options={})
+    return replace(variation, problem=asked)
 
 
 def _chunks(problem: Problem) -> Iterator[Variation]:

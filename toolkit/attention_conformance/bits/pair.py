@@ -111,8 +111,8 @@ class _Row:
 
     def compared(self) -> None:
         """Compare every variation with the whole, in outputs and gradients."""
-        for each in self._kinds(drawn(self.question)):
-            self._compare(each)
+        for variation in self._kinds(drawn(self.question)):
+            self._compare(variation)
         if not self.count and not self.refused:
             raise NotOffered(self.lacking)
 
@@ -276,7 +276,7 @@ def _recorded(question: Question, problem: Problem) -> Arrays:
 
 
 def _threads(backend: Backend, count: int) -> contextlib.AbstractContextManager[Any]:
-    """Let a library compute with so many threads, where it can be told while it runs."""
+    """Let a library compute with so many threads, where it can be set while it runs."""
     stack = contextlib.ExitStack()
     if not count:
         return stack

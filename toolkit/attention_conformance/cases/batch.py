@@ -52,8 +52,8 @@ def other_bits(problem: Problem, got: Mapping[str, NumpyArray]) -> str:
     for sample in range(STARTS[-1]):
         known = b"".join(each[sample].tobytes() for each in problem.arrays.values())
         twin = first.setdefault(known, sample)
-        for name, each in got.items():
-            if unlike := difference(each[twin], each[sample]):
+        for name, array in got.items():
+            if unlike := difference(array[twin], array[sample]):
                 calls = np.searchsorted(STARTS, (twin, sample), "right") - 1
                 batches = " and one of ".join(str(len(CALLS[call])) for call in calls)
                 return f"a sample differs between a batch of {batches}: {unlike.text(name)}"

@@ -125,10 +125,10 @@ def inputs(
     """What `Draw.problem` makes of these arguments, with another number at a place of some arrays."""
 
     def made(draw: Draw) -> Problem:
-        found: dict[str, NumpyArray] = {}
+        inputs: dict[str, NumpyArray] = {}
         for each in arrays:
-            found |= each(draw) if callable(each) else each
-        problem = draw.problem(mask, found, **options)
+            inputs |= each(draw) if callable(each) else each
+        problem = draw.problem(mask, inputs, **options)
         for name, (index, number) in (put or {}).items():
             problem = problem.put(name, (..., *index), number)
         return problem

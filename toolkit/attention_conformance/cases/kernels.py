@@ -157,9 +157,9 @@ def _other(each: NumpyArray, draw: Draw) -> NumpyArray:
 def _cut(problem: Problem, rows: int, columns: int) -> Problem:
     ends = {"query": (rows, None), "key": (columns, None), "value": (columns, None)}
     arrays = {}
-    for name, each in problem.arrays.items():
+    for name, array in problem.arrays.items():
         row, column = ends.get(name, (rows, columns))
-        arrays[name] = each[..., :row, :column]
+        arrays[name] = array[..., :row, :column]
     return problem.changed(arrays=arrays)
 
 

@@ -54,8 +54,8 @@ def _reordered(draw: Draw) -> Problem:
 def _among_others(draw: Draw, number: float, *, head: bool = False) -> Problem:
     """Ordinary samples, or heads, and one whose numbers are large or NaN."""
     problem = attention(draw, 20, 34, 32, heads=3, batch=3)
-    for each in problem.arrays.values():
-        each[(slice(None), 1) if head else 1] *= each.dtype.type(number)
+    for array in problem.arrays.values():
+        array[(slice(None), 1) if head else 1] *= array.dtype.type(number)
     return problem
 
 

@@ -165,11 +165,11 @@ def shape_of(name: str) -> Shape | None:
     >>> shape_of("shape-1x1024-h8on2-d64-plain") == Shape(1, 1024, heads=8, groups=2, width=64)
     True
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
     fields: dict[str, Any] = {
-        each: int(value) if value.isdigit() else value for each, value in found.groupdict().items() if value
+        field: int(value) if value.isdigit() else value for field, value in match.groupdict().items() if value
     }
     shape = Shape(**fields)
     return shape if min(shape.keys, shape.batch, shape.groups, shape.width) > 0 == shape.heads % shape.groups else None
@@ -187,8 +187,8 @@ def case_of(shape: Shape) -> Case:
 @functools.cache
 def drawn(seed: int = 0) -> tuple[tuple[Shape, bool], ...]:
     """The shapes of a seed, and those at all seeds, each with whether it is asked in a type of 16 bits."""
-    found = ((_fitting(shape, 0.2 if narrow else 1.0), narrow) for shape, narrow in _rows(seed))
-    return (*found, *((shape, False) for shape in ALWAYS))
+    pairs = ((_fitting(shape, 0.2 if narrow else 1.0), narrow) for shape, narrow in _rows(seed))
+    return (*pairs, *((shape, False) for shape in ALWAYS))
 
 
 def _rows(seed: int) -> Iterator[tuple[Shape, bool]]:

@@ -145,11 +145,11 @@ def _decode(trees: Trees) -> Any:
     options: dict[str, Any] = {"arithmetic": "reproducible", **GROUPS}
     cache = models.empty_decoder_cache(2, (batch,), 2, 7, 4, ragged=True, xp=xp, **on_device_of(ids))
     logits, cache = models.decoder(parameters, ids[:, :4], cache=cache, num_new=trees["lengths"], **options)
-    found = [xp.where((xp.arange(4, **on_device_of(ids)) < trees["lengths"][:, None])[..., None], logits, 0.0)]
+    outputs = [xp.where((xp.arange(4, **on_device_of(ids)) < trees["lengths"][:, None])[..., None], logits, 0.0)]
     for position in (4, 5, 6):
         logits, cache = models.decoder(parameters, ids[:, position : position + 1], cache=cache, **options)
-        found.append(logits)
-    return xp.concat(found, axis=1)
+        outputs.append(logits)
+    return xp.concat(outputs, axis=1)
 
 
 DROPOUT = Dropout(0.1, 11)

@@ -100,10 +100,10 @@ def chain_of(prompt: Prompt, backend: Backend) -> Chain:
 
 def _hash(arrays: Mapping[str, Any]) -> str:
     """The hash of some arrays, with their names, shapes and dtypes."""
-    found = hashlib.sha256()
-    for name, each in arrays.items():
-        found.update(f"{name} {each.shape} {each.dtype.name}\n".encode() + np.ascontiguousarray(each).tobytes())
-    return found.hexdigest()
+    sha256 = hashlib.sha256()
+    for name, array in arrays.items():
+        sha256.update(f"{name} {array.shape} {array.dtype.name}\n".encode() + np.ascontiguousarray(array).tobytes())
+    return sha256.hexdigest()
 
 
 def _hashes(array: NumpyArray) -> list[list[str]]:
@@ -135,8 +135,8 @@ def write_chain(path: Path, chain: Chain, about: Mapping[str, str]) -> None:
 def read_chain(path: Path) -> tuple[Chain, Mapping[str, str]]:
     """Read what `write_chain` wrote. Raise ComparisonError when the file is none of these."""
     try:
-        found = json.loads(path.read_bytes())
-        chain = {name: [[str(each) for each in row] for row in rows] for name, rows in found["chain"].items()}
-        return chain, {name: str(found["about"][name]) for name in ABOUT}
+        data = json.loads(path.read_bytes())
+        chain = {name: [[str(each) for each in row] for row in rows] for name, rows in data["chain"].items()}
+        return chain, {name: str(data["about"][name]) for name in ABOUT}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ComparisonError(f"expected a file that --chain wrote; got {path}") from error

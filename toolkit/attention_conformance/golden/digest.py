@@ -158,7 +158,7 @@ def work(order: Order) -> Iterator[Message]:
 
 
 def read(recipe: Recipe) -> Identical:
-    """The computation of a recipe, which is tried once by NumPy, so that what does not fit is told at once.
+    """The computation of a recipe, which is tried once by NumPy, so that what does not fit is reported at once.
 
     Raise ValueError or TypeError when a file cannot be read, or inputs are missing, unknown or do not fit.
     """

@@ -49,7 +49,7 @@ SMALL_ROWS = 32
 
 
 @dataclass(frozen=True, eq=False)
-class Found(Finding):
+class Computed(Finding):
     """A `Finding` that holds what was computed, ``arrays`` by name, in order, and in which ``variation``."""
 
     arrays: Named = ()
@@ -101,11 +101,11 @@ def digest(arrays: Named) -> str:
     >>> digest((("output", np.ones(2, np.float32)),))[:16]
     '8da7e96bc9969fa0'
     """
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for _, array in arrays:
-        found.update(f"{array.dtype.name} {array.shape}\n".encode())
-        found.update(_words(array).tobytes())
-    return found.hexdigest()
+        sha256.update(f"{array.dtype.name} {array.shape}\n".encode())
+        sha256.update(_words(array).tobytes())
+    return sha256.hexdigest()
 
 
 def catalogue(model: Path | None, *, long: bool = False) -> tuple[Identical, ...]:
@@ -149,8 +149,8 @@ def work_on(cases: Sequence[Identical], order: Order) -> Iterator[Message]:
     threads = "" if order.threads is None else f"{order.threads} thread{'s' * (order.threads != 1)}"
     for case, device, mode, variation in trials[order.skip :]:
         yield Started(blank(case, backend, device, mode))
-        found = run(case, backend, device, mode, variation=variation)
-        yield replace(found, variation=", ".join(filter(None, (threads, variation))))
+        result = run(case, backend, device, mode, variation=variation)
+        yield replace(result, variation=", ".join(filter(None, (threads, variation))))
 
 
 def _lacking(case: Identical, backend: Backend, device: str) -> str:
@@ -197,8 +197,8 @@ def _among_others(case: Identical, trees: Trees) -> Trees:
     def larger(by: int, array: NumpyArray) -> NumpyArray:
         return np.concatenate([array[::-1], np.roll(array, by, axis=0)])
 
-    found = {name: map_arrays(functools.partial(larger, by), trees[name]) for by, name in enumerate(names)}
-    return trees | found
+    larger_trees = {name: map_arrays(functools.partial(larger, by), trees[name]) for by, name in enumerate(names)}
+    return trees | larger_trees
 
 
 def _entry(tree: Any, index: int) -> Any:
@@ -206,23 +206,23 @@ def _entry(tree: Any, index: int) -> Any:
     return map_arrays(lambda array: array[index : index + 1], tree)
 
 
-def blank(case: Identical, backend: Backend, device: str, mode: str) -> Found:
-    """What is found of a case in one way, before it is computed."""
-    found = Found(case.name, case.dtype, 0, case.shows, "right", 0.0, 0.0, measure="identical")
-    return replace(found, backend=backend.name, device=device, mode=mode)
+def blank(case: Identical, backend: Backend, device: str, mode: str) -> Computed:
+    """The result of a case in one way, before it is computed."""
+    result = Computed(case.name, case.dtype, 0, case.shows, "right", 0.0, 0.0, measure="identical")
+    return replace(result, backend=backend.name, device=device, mode=mode)
 
 
 def run(
     case: Identical, backend: Backend, device: str, mode: str, *, variation: str = "", trees: Trees | None = None
-) -> Found:
+) -> Computed:
     """Compute a case in one way, perhaps of given inputs; an exception is a failed case."""
-    started, found = time.perf_counter(), blank(case, backend, device, mode)
+    started, result = time.perf_counter(), blank(case, backend, device, mode)
     try:
         with np.errstate(all="ignore"):
-            found = replace(found, arrays=computed(case, backend, device, mode, variation=variation, trees=trees))
+            result = replace(result, arrays=computed(case, backend, device, mode, variation=variation, trees=trees))
     except Exception as unexpected:
-        found = replace(found, verdict="visibly wrong", detail=one_line(unexpected))
-    return replace(found, seconds=time.perf_counter() - started)
+        result = replace(result, verdict="visibly wrong", detail=one_line(unexpected))
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 def computed(
@@ -232,8 +232,8 @@ def computed(
     trees = case.trees() if trees is None else trees
     if variation == AMONG_OTHERS:
         _, count = _batched(case, trees)
-        found = computed_of(case, backend, device, mode, trees=_among_others(case, trees))
-        return tuple((name, array[:count][::-1]) for name, array in found)
+        arrays = computed_of(case, backend, device, mode, trees=_among_others(case, trees))
+        return tuple((name, array[:count][::-1]) for name, array in arrays)
     if variation != APART:
         with tuned(backend, exact_scores=1) if variation == SMALL_BLOCKS else contextlib.nullcontext():
             return computed_of(case, backend, device, mode, trees=trees)
@@ -248,9 +248,9 @@ def computed_of(case: Identical, backend: Backend, device: str, mode: str, trees
         return _named("", backend.to_numpy(backend.compile(case.function, mode=mode)(trees)))
     variables = {name: trees.pop(name) for name in case.variables}
     called = backend.compile(_gradients(case, backend), mode=mode)
-    found = backend.to_numpy(called(tuple(variables.values()), trees))
+    gradients = backend.to_numpy(called(tuple(variables.values()), trees))
     return tuple(
-        each for name, tree in zip(case.variables, found, strict=True) for each in _named(f"gradient.{name}", tree)
+        each for name, tree in zip(case.variables, gradients, strict=True) for each in _named(f"gradient.{name}", tree)
     )
 
 
@@ -268,8 +268,8 @@ def _gradients(case: Identical, backend: Backend) -> Callable[[tuple[Any, ...], 
                     total = part if total is None else xp.add(total, part)
             return total
 
-        _, found = backend.value_and_grad(loss)(*variables)
-        return tuple(found)
+        _, grads = backend.value_and_grad(loss)(*variables)
+        return tuple(grads)
 
     return gradients
 
@@ -296,10 +296,10 @@ def verdicts(
     ``origin`` says how the hashes are known: ``published`` or ``given``.
     """
     lacking = list(left_out)
-    found: dict[str, list[Finding]] = {case: [] for case in cases}
+    by_case: dict[str, list[Finding]] = {case: [] for case in cases}
     for result in results:
-        found.setdefault(result.case, []).append(result)
-    judged = [_verdict(case, tuple(ways), published.get(case, ""), origin) for case, ways in found.items() if ways]
+        by_case.setdefault(result.case, []).append(result)
+    judged = [_verdict(case, tuple(ways), published.get(case, ""), origin) for case, ways in by_case.items() if ways]
     return [replace(each, left_out=reasons_left_out(each.case, lacking)) for each in judged]
 
 
@@ -312,7 +312,7 @@ def reasons_left_out(case: str, lacking: Iterable[tuple[str, str, str]]) -> tupl
 def _verdict(case: str, results: tuple[Finding, ...], published: str | None, origin: str) -> Verdict:
     compared = f"the {origin} hash" if published else ""
     complaints = [f"{case} on {_way(result)}: {result.detail}" for result in results if not result.passed]
-    hashes = [(result, digest(result.arrays)) for result in results if isinstance(result, Found) and result.passed]
+    hashes = [(result, digest(result.arrays)) for result in results if isinstance(result, Computed) and result.passed]
     if not hashes:
         return Verdict(case, "", results, tuple(complaints), compared)
     reference, sha256 = next((each for each in hashes if each[1] == published), hashes[0])
@@ -357,7 +357,7 @@ def _words(array: NumpyArray) -> NumpyArray:
 
 
 def _way(result: Finding) -> str:
-    variation = result.variation if isinstance(result, Found) else ""
+    variation = result.variation if isinstance(result, Computed) else ""
     return f"{result.backend} ({', '.join(filter(None, (result.device, result.mode, variation)))})"
 
 
@@ -409,6 +409,6 @@ def write_json(path: Path, judged: Sequence[Verdict], about: Mapping[str, Any]) 
 def _hashes(results: Iterable[Finding]) -> dict[str, str | None]:
     """The hash that every way gave; none where it gave an exception."""
     return {
-        _way(result): digest(result.arrays) if isinstance(result, Found) and result.passed else None
+        _way(result): digest(result.arrays) if isinstance(result, Computed) and result.passed else None
         for result in results
     }

@@ -100,17 +100,17 @@ OPTION_OF = {fact: word_of(name) for name, fact in FACTS.items()}
 def helps_of(kind: type) -> dict[str, str]:
     """What the documentation of a dataclass says of its parameters, by name."""
     _, _, rows = inspect.cleandoc(kind.__doc__ or "").partition("\n\nParameters\n----------\n")
-    found = re.findall(r"^(\w+)\n((?:    .+\n?)+)", rows, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in found}
+    entries = re.findall(r"^(\w+)\n((?:    .+\n?)+)", rows, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def named_keywords(texts: Iterable[str]) -> dict[str, str]:
     """The fields of `Subject` that texts as ``mask=NAME`` declare; a ValueError for another text."""
-    found = {}
-    for each in texts:
-        what, _, word = each.partition("=")
+    keywords = {}
+    for text in texts:
+        what, _, word = text.partition("=")
         if f"{what}_name" not in KEYWORDS or not word:
             names = ", ".join(name.removesuffix("_name") for name in KEYWORDS)
-            raise ValueError(f"expected --keyword of WHAT=NAME with one of {names}; got {each!r}")
-        found[f"{what}_name"] = word
-    return found
+            raise ValueError(f"expected --keyword of WHAT=NAME with one of {names}; got {text!r}")
+        keywords[f"{what}_name"] = word
+    return keywords

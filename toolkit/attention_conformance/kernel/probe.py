@@ -121,11 +121,11 @@ def _distance(kernel: Subject, problem: Problem, block: int = 0, **hypothesis: A
 
     With ``block``, the least distance of so many rows of a head counts: a fault elsewhere hides no convention.
     """
-    found = _measured(kernel, problem, block, **hypothesis)
+    distance = _measured(kernel, problem, block, **hypothesis)
     log: ProbeLog | None = getattr(kernel.function, "probe_log", None)
     if log is not None:
-        log.nearest = found if log.nearest is None else min(found, log.nearest)
-    return found
+        log.nearest = distance if log.nearest is None else min(distance, log.nearest)
+    return distance
 
 
 def _measured(
@@ -148,8 +148,8 @@ def _measured(
     if got.shape != want.shape:
         return UNLIKE
     parts = (*want.shape[:2], -1, block * want.shape[-1]) if block else (1, -1)
-    expected, found = (each.astype(np.float64).reshape(parts) for each in (want, got))
-    differences = np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    expected, output = (each.astype(np.float64).reshape(parts) for each in (want, got))
+    differences = np.linalg.norm(output - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
     return float(np.where(np.isfinite(differences), differences, 1e5).min())
 
 
@@ -174,24 +174,24 @@ def _output(kernel: Subject, problem: Problem) -> NumpyArray:
     def call(problem: Problem, arrays: Facts, backend: Backend) -> NumpyArray:
         return to_numpy(outputs(problem, kernel, arrays, backend.namespace), backend)["output"]
 
-    found: NumpyArray = _called(kernel, problem, call)
-    return found
+    output: NumpyArray = _called(kernel, problem, call)
+    return output
 
 
 def _library(kernel: Subject) -> Facts:
-    found = read_signature(kernel)
+    facts = read_signature(kernel)
     loaded = [name for name in LIBRARIES if name in sys.modules]  # a layer of Keras may hide its library
-    names = dict.fromkeys([kernel.backend or found["backend"], "numpy", *loaded])
+    names = dict.fromkeys([kernel.backend or facts["backend"], "numpy", *loaded])
     for name in names:
         try:
             get_backend(name)
         except Exception:  # not installed: another
             continue
-        with_library = replace(kernel, backend=name).learned(found)
+        with_library = replace(kernel, backend=name).learned(facts)
         works = with_library.native or kernel.backend
         if works or any(_distance(with_library, _problem(), layout=layout) < np.inf for layout in LAYOUTS):
-            return {**found, "backend": name}
-    return {**found, "backend": next(iter(names))}
+            return {**facts, "backend": name}
+    return {**facts, "backend": next(iter(names))}
 
 
 def _layout(kernel: Subject) -> Facts:
@@ -199,10 +199,10 @@ def _layout(kernel: Subject) -> Facts:
     layouts = LAYOUTS if kernel.layout is None else (kernel.layout,)
     tried = {}
     for causal, layout, scale in itertools.product(("none", "always"), layouts, scales):
-        found: Facts = {"layout": layout, "default_scale": scale}
-        distance = _distance(kernel, _problem(), **found, causal=causal)
+        facts: Facts = {"layout": layout, "default_scale": scale}
+        distance = _distance(kernel, _problem(), **facts, causal=causal)
         if distance < MATCH:
-            return found | ({} if causal == "none" or kernel.causal_name else {"causal": causal})
+            return facts | ({} if causal == "none" or kernel.causal_name else {"causal": causal})
         if causal == "none":
             tried[layout, scale] = distance
     layout, scale = min(tried, key=lambda each: tried[each])
@@ -231,26 +231,26 @@ def _words(kernel: Subject) -> Facts:
                 raised = re.sub(r"\W*Did you mean.*", "", one_line(error)).replace(word or "-", "").rstrip("'.")
         return raised
 
-    plain, found = called("", None), Facts()
+    plain, facts = called("", None), Facts()
     swallows = called("no_such_keyword", True) == plain
     for fact, words in KEYWORDS.items():
         if getattr(kernel, fact) is None and fact != "window_name":
             value = values.get(fact, 0.5)
             unlike = plain if swallows else called("no_such_keyword", value)
             taken = (word for word in words if called(word, value) != unlike)
-            found[fact] = next(taken, None if fact == "bias_name" else "")
+            facts[fact] = next(taken, None if fact == "bias_name" else "")
     for fact in ("mask", "causal"):  # what is declared is asked for, and then judged
         if getattr(kernel, fact) not in (None, "none", "always") and swallows:
-            found[f"{fact}_name"] = found.get(f"{fact}_name") or KEYWORDS[f"{fact}_name"][0]
-    return found
+            facts[f"{fact}_name"] = facts.get(f"{fact}_name") or KEYWORDS[f"{fact}_name"][0]
+    return facts
 
 
 def _results(kernel: Subject) -> Facts:
     everything = replace(kernel.learned(PLAIN), returns=("output", "weights", "logsumexp"))
     for problem in _kinds(fit(_problem(64, 128), everything)):
         with contextlib.suppress(Exception):  # refused: the cases will tell
-            found = _called(everything, problem, lambda p, x, library: outputs(p, everything, x, library.namespace))
-            return {"returns": tuple(found)}
+            results = _called(everything, problem, lambda p, x, library: outputs(p, everything, x, library.namespace))
+            return {"returns": tuple(results)}
     return {"returns": ("output",)}
 
 
@@ -262,11 +262,11 @@ def _mask(kernel: Subject) -> Facts:
     index = np.arange(64)
     mask[..., index, index], mask[..., index, (index + 1) % 64] = True, False
     of_keys = index < np.array([40, 64]).reshape(2, 1, 1, 1)  # all that some take
-    found: Facts = {}
+    facts: Facts = {}
     for problem in (_problem(arrays={"mask": each}, mask=array("mask")) for each in (mask, of_keys)):
-        if found.get("mask", "none") == "none":
-            found = _sense(kernel, problem)
-    return found
+        if facts.get("mask", "none") == "none":
+            facts = _sense(kernel, problem)
+    return facts
 
 
 def _sense(kernel: Subject, problem: Problem) -> Facts:
@@ -342,18 +342,18 @@ def _dtypes(kernel: Subject) -> Facts:
             continue
         problem = fit(_problem(dtype=dtype), noting)
         with contextlib.suppress(Exception):  # refused
-            found = _output(noting, problem)
+            output = _output(noting, problem)
             taken.append(dtype)
-            kept = kept and (dtype in spared or found.dtype == problem.arrays["query"].dtype)
+            kept = kept and (dtype in spared or output.dtype == problem.arrays["query"].dtype)
     return {"dtypes": tuple(taken) or ("float32",), "keeps_dtype": kept, "keeps_library": not any(foreign)}
 
 
 def _gradients(kernel: Subject) -> Facts:
     has_pair, is_tried = kernel.backward is not None, get_backend(kernel.backend or "numpy").differentiates
     problem = _problem(cotangent=np.ones((2, 4, 64, WIDTH), np.float32))
-    for each in _kinds(problem) if is_tried and not has_pair else ():
+    for kind in _kinds(problem) if is_tried and not has_pair else ():
         with contextlib.suppress(Exception):  # no gradient
-            _called(kernel, each, lambda p, x, library: gradients(p, kernel, x, ("query",), library))
+            _called(kernel, kind, lambda p, x, library: gradients(p, kernel, x, ("query",), library))
             return {"differentiates": True}
     return {"differentiates": has_pair}
 
@@ -388,14 +388,14 @@ def probed(kernel: Subject, known: Mapping[str, Facts] | None = None) -> Iterato
     """
     for name, (question, facts) in PROBES.items():
         if known and name in known:
-            found = known[name]
+            answers = known[name]
         elif _needs_no_answer(kernel, name, facts):
-            found = {}
+            answers = {}
         else:
             yield name, None
-            found = question(kernel)
-        kernel = kernel.learned(found)
-        yield name, found
+            answers = question(kernel)
+        kernel = kernel.learned(answers)
+        yield name, answers
 
 
 def _needs_no_answer(kernel: Subject, question: str, facts: tuple[str, ...]) -> bool:

@@ -59,7 +59,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameters, bool]:
         inner, is_open = parameters_of(function.func)
         free = list(inner)[len(function.args) :]
         return {name: inner[name] for name in free if name not in function.keywords}, is_open
-    found: Parameters = {}
+    parameters: Parameters = {}
     for layer in _layers(function):
         if isinstance(layer, functools.partial):
             signature, is_open = parameters_of(layer)
@@ -67,11 +67,11 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameters, bool]:
             signature = _signature(layer) or {"args": inspect.Parameter("args", OPEN[0])}
             is_open = any(each.kind in OPEN for each in signature.values())
         named = [each for each in signature.values() if each.kind not in OPEN]
-        passed = sum(each.kind is not each.KEYWORD_ONLY for each in found.values())
-        found |= {each.name: each for each in named[passed:] if each.name not in found}
+        passed = sum(each.kind is not each.KEYWORD_ONLY for each in parameters.values())
+        parameters |= {each.name: each for each in named[passed:] if each.name not in parameters}
         if not is_open:
-            return found, False
-    return found, True
+            return parameters, False
+    return parameters, True
 
 
 def _layers(function: Any) -> Iterator[Any]:
@@ -165,21 +165,21 @@ def _drops(parameter: inspect.Parameter) -> bool:
 
 
 def _takes_two(parameters: dict[str, Any], name: str) -> bool:
-    """Whether a window is told by its keys to the left and to the right: one number means several things."""
+    """Whether a window is given by its keys to the left and to the right: one number means several things."""
     return name == "local_window_size" or (name in parameters and isinstance(parameters[name].default, tuple | list))
 
 
 def _keywords(parameters: Mapping[str, Any], is_open: bool, kernel: Subject) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         fact: getattr(kernel, fact)
         or next((word for word in words if word in parameters), None if fact == "bias_name" else "")
         for fact, words in KEYWORDS.items()
     }
     if is_open:  # what it does not tell, calls have to
-        return {fact: word for fact, word in found.items() if word}
-    if not found["mask_name"] and not found["bias_name"]:
-        found["mask"] = "none"
-    return found
+        return {fact: word for fact, word in keywords.items() if word}
+    if not keywords["mask_name"] and not keywords["bias_name"]:
+        keywords["mask"] = "none"
+    return keywords
 
 
 def _library(function: Callable[..., Any]) -> str:

@@ -38,15 +38,15 @@ def load_target(target: str, backward: str | None = None, **declared: Any) -> Su
     """
     if ":" not in target and target not in PRESETS:
         raise TargetError(f"expected module:callable, file.py:callable or one of {', '.join(PRESETS)}; got {target!r}")
-    found = _callable(target) if ":" in target else PRESETS[target]
-    if isinstance(found, Preset):
-        found, declared = _made(target, found), {"name": target, **declared}
-    if isinstance(found, Subject):
-        return Subject(found.function, **{**found.declared, "backward": found.backward, **declared})
+    loaded = _callable(target) if ":" in target else PRESETS[target]
+    if isinstance(loaded, Preset):
+        loaded, declared = _made(target, loaded), {"name": target, **declared}
+    if isinstance(loaded, Subject):
+        return Subject(loaded.function, **{**loaded.declared, "backward": loaded.backward, **declared})
     pair = None
     if backward is not None:
         pair = _callable(backward if ":" in backward else f"{target.rpartition(':')[0]}:{backward}")
-    return Subject(found, **{"name": target, "backward": pair, **declared})
+    return Subject(loaded, **{"name": target, "backward": pair, **declared})
 
 
 def _made(name: str, preset: Preset) -> Subject:
@@ -72,19 +72,19 @@ def load_object(target: str) -> Any:
     Raise TargetError when there is no such module, or it has no such name.
     """
     source, _, path = target.rpartition(":")
-    found = _module(source)
+    loaded = _module(source)
     for name in path.split("."):
-        if not hasattr(found, name):
+        if not hasattr(loaded, name):
             raise TargetError(f"expected a callable of {source}; got {path!r}, which it does not have")
-        found = getattr(found, name)
-    return found
+        loaded = getattr(loaded, name)
+    return loaded
 
 
 def _callable(target: str) -> Callable[..., Any] | Subject | Preset:
-    found = load_object(target)
-    if not callable(found) and not isinstance(found, Subject | Preset):
-        raise TargetError(f"expected {target} to be callable; got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    loaded = load_object(target)
+    if not callable(loaded) and not isinstance(loaded, Subject | Preset):
+        raise TargetError(f"expected {target} to be callable; got {type(loaded).__name__}")
+    return loaded  # type: ignore[no-any-return]
 
 
 def _module(source: str) -> Any:

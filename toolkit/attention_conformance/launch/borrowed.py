@@ -56,13 +56,13 @@ def nothing_borrowed(wanted: bool) -> Iterator[None]:
 
 def _replaced() -> list[str]:
     """The functions that are not those of their module."""
-    found = []
+    replaced = []
     for root, names in TRUSTED.items():
         for name in names if root in sys.modules else ():
             function = pkgutil.resolve_name(f"{root}:{name}")
             if str(getattr(function, "__module__", "")).partition(".")[0] != root:
-                found.append(f"{root}.{name}")
-    return found
+                replaced.append(f"{root}.{name}")
+    return replaced
 
 
 @contextlib.contextmanager

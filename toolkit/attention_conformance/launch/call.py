@@ -31,9 +31,9 @@ def place(problem: Problem, kernel: Subject, backend: Backend, device: str) -> A
     arrays = dict(problem.arrays)
     if problem.cotangent is not None:
         arrays["cotangent"] = problem.cotangent
-    for name, each in arrays.items():
+    for name, array in arrays.items():
         if backend.name not in STRIDED:
-            placed[name] = backend.from_numpy(each, device=device)
+            placed[name] = backend.from_numpy(array, device=device)
             continue
         kind = problem.memory.get(name, "contiguous")
         if kind in placed:  # one array for both
@@ -42,7 +42,7 @@ def place(problem: Problem, kernel: Subject, backend: Backend, device: str) -> A
         axes = None
         if kernel.layout and name in ("query", "key", "value", "cotangent"):
             axes = axes_of(kernel.layout)
-        storage, view = stored(each, kind, axes)
+        storage, view = stored(array, kind, axes)
         placed[name] = view(backend.from_numpy(storage, device=device), xp)
     return placed
 
@@ -71,8 +71,8 @@ def _looped(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> Array
         one = arrays | {name: part(name, *index) for name in names if index}
         return _named(_call(problem, kernel, one, xp), problem, kernel, xp)
 
-    def stacked(found: list[Arrays]) -> Arrays:
-        return {name: xp.stack([each[name] for each in found]) for name in found[0]}
+    def stacked(results: list[Arrays]) -> Arrays:
+        return {name: xp.stack([each[name] for each in results]) for name in results[0]}
 
     if "B" in layout:
         return called()
@@ -100,24 +100,24 @@ def by_place(kernel: Subject, words: dict[str, Any]) -> list[Any]:
 
 def keywords(problem: Problem, kernel: Subject, arrays: Arrays, xp: Any) -> dict[str, Any]:
     """The keywords of a call."""
-    found, options = dict(kernel.options or {}), problem.options
+    kwargs, options = dict(kernel.options or {}), problem.options
     if "mask" in arrays and kernel.mask_name:
         mask = xp.logical_not(arrays["mask"]) if kernel.mask == "drop" else arrays["mask"]
-        found[kernel.mask_name] = xp.astype(mask, xp.int32) if kernel.mask == "integer" else mask
+        kwargs[kernel.mask_name] = xp.astype(mask, xp.int32) if kernel.mask == "integer" else mask
     if "bias" in arrays and (kernel.bias_name or kernel.mask_name):
-        found[kernel.bias_name or kernel.mask_name or ""] = arrays["bias"]
+        kwargs[kernel.bias_name or kernel.mask_name or ""] = arrays["bias"]
     is_grouped = problem.arrays["query"].shape[-3] != problem.arrays["key"].shape[-3]
     values = {"causal": options.get("is_causal") or None, "scale": options.get("scale"),
             "softcap": options.get("softcap"), "sinks": arrays.get("sinks"), "window": options.get("window") or None,
             "alibi": arrays.get("alibi"), "dropout": options.get("dropout_rate") or None,
             "grouped": is_grouped or None}  # fmt: skip
-    for name, each in values.items():
-        if (word := getattr(kernel, f"{name}_name")) and each is not None:
-            found[word] = each
+    for name, value in values.items():
+        if (word := getattr(kernel, f"{name}_name")) and value is not None:
+            kwargs[word] = value
     for name, asked in (kernel.asks or {}).items():
         if options.get(f"return_{name}"):
-            found |= asked
-    return found
+            kwargs |= asked
+    return kwargs
 
 
 def _turned(array: Any, kernel: Subject, xp: Any, *, back: bool = False) -> Any:
@@ -144,15 +144,15 @@ def _named(result: Any, problem: Problem, kernel: Subject, xp: Any) -> Arrays:
     if not results or not backend.owns(results[0]):
         kinds = ", ".join(type(each).__name__ for each in results)
         raise Touched(f"expected arrays of {kernel.backend}; got {kinds or 'none'}", "other-kind", "visibly wrong")
-    found = {"output": _turned(results[0], kernel, xp, back=True)}
+    named = {"output": _turned(results[0], kernel, xp, back=True)}
     sums = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank - 1]
     if "logsumexp" in wanted and len(sums) == 1:
         is_turned = rank == 4 and sums[0].shape[-1] != rows
-        found["logsumexp"] = xp.permute_dims(sums[0], (0, 2, 1)) if is_turned else sums[0]
+        named["logsumexp"] = xp.permute_dims(sums[0], (0, 2, 1)) if is_turned else sums[0]
     weights = [each for each, shape in zip(results[1:], shapes[1:], strict=True) if len(shape) == rank]
     if "weights" in wanted and len(weights) == 1 and tuple(weights[0].shape[-2:]) == (rows, columns):
-        found["weights"] = weights[0]
-    return found
+        named["weights"] = weights[0]
+    return named
 
 
 def gradients(
@@ -175,8 +175,8 @@ def gradients(
 
     variables = {name: arrays[name] for name in names}
     others = {name: each for name, each in arrays.items() if name not in names}
-    _, (found, _) = backend.value_and_grad(loss)(variables, others)
-    return dict(found)
+    _, (grads, _) = backend.value_and_grad(loss)(variables, others)
+    return dict(grads)
 
 
 def torch_pass(
@@ -193,12 +193,12 @@ def torch_pass(
     output = outputs(problem, kernel, {**arrays, **leaves}, namespace)["output"]
     if between is not None:
         between()
-    found: Sequence[Any] = ()
+    grads: Sequence[Any] = ()
     cotangent = arrays["cotangent"].to(output.dtype)
     for left in reversed(range(passes)):
-        found = torch.autograd.grad(output, list(leaves.values()), cotangent, retain_graph=left > 0, allow_unused=True)
+        grads = torch.autograd.grad(output, list(leaves.values()), cotangent, retain_graph=left > 0, allow_unused=True)
     return output, {
-        name: torch.zeros_like(leaves[name]) if each is None else each for name, each in zip(leaves, found, strict=True)
+        name: torch.zeros_like(leaves[name]) if each is None else each for name, each in zip(leaves, grads, strict=True)
     }
 
 
@@ -219,8 +219,8 @@ def _by_pair(
     """Gradients of a raw pair of functions."""
     xp, backward = backend.namespace, kernel.backward
     assert backward is not None
-    found = _call(problem, kernel, arrays, xp)
-    results = list(found) if isinstance(found, tuple | list) else [found]
+    result = _call(problem, kernel, arrays, xp)
+    results = list(result) if isinstance(result, tuple | list) else [result]
     if between is not None:
         between()
     named = dict(zip(("output", "logsumexp"), results, strict=False))

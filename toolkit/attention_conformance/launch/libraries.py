@@ -40,7 +40,7 @@ def holds(backend: Backend, device: str, dtype: str) -> bool:
 
 
 def in_precision(backend: Backend, dtype: str) -> AbstractContextManager[Any]:
-    """Compute in float64 where a library does so only when told, as JAX does."""
+    """Compute in float64 where a library does so only when asked, as JAX does."""
     enable: Callable[[bool], AbstractContextManager[Any]] | None
     enable = getattr(importlib.import_module(backend.name), "enable_x64", None) if dtype == "float64" else None
     return contextlib.nullcontext() if enable is None else enable(True)

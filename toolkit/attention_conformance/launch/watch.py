@@ -54,8 +54,8 @@ def watched(arrays: Mapping[str, Any], backend: Backend) -> Iterator[None]:
         return
     before = {name: _bytes(each, backend) for name, each in arrays.items()}
     yield
-    for name, each in arrays.items():
-        numbers, buffer = (now == then for now, then in zip(_bytes(each, backend), before[name], strict=True))
+    for name, array in arrays.items():
+        numbers, buffer = (now == then for now, then in zip(_bytes(array, backend), before[name], strict=True))
         if not numbers:
             raise Touched(f"the call changed its argument {name}", "changed-argument")
         if not buffer:
@@ -78,10 +78,10 @@ def _hash(array: Any, backend: Backend) -> bytes:
     """The bytes of an array; of a large one their hash, part by part, as each part is copied."""
     if np.prod(array.shape, dtype=np.int64) <= LARGEST:
         return np.asarray(backend.to_numpy(array)).tobytes()
-    found = hashlib.sha256()
-    for each in array:
-        found.update(np.asarray(backend.to_numpy(each)).tobytes())
-    return found.digest()
+    sha256 = hashlib.sha256()
+    for part in array:
+        sha256.update(np.asarray(backend.to_numpy(part)).tobytes())
+    return sha256.digest()
 
 
 def shared(results: Mapping[str, Any], arrays: Mapping[str, Any], backend: Backend) -> None:

@@ -196,10 +196,10 @@ def grouped(results: Iterable[Finding]) -> list[list[Finding]]:
     unlike = Counter(name for each in of_wrong for name in each.rejected)
     most = max((count for name, count in predicted.items() if 2 * unlike[name] <= count), default=0)
     groups: dict[tuple[str, str, int], list[Finding]] = {}
-    for each in results:
-        named = each.variant or each.says or each.case, 0 if each.says else each.line
-        cause = (each.detail, 0) if each.verdict in (*ENDED, "refused") else named
-        groups.setdefault((each.verdict, *cause), []).append(each)
+    for result in results:
+        named = result.variant or result.says or result.case, 0 if result.says else result.line
+        cause = (result.detail, 0) if result.verdict in (*ENDED, "refused") else named
+        groups.setdefault((result.verdict, *cause), []).append(result)
     return sorted(
         groups.values(),
         key=lambda group: (
@@ -242,6 +242,6 @@ def plain(each: Any) -> Any:
 def counted(results: Iterable[Finding]) -> dict[str, int]:
     """How many results have each verdict, the worst first."""
     counts = dict.fromkeys(VERDICTS, 0)
-    for each in results:
-        counts[each.verdict] += 1
+    for result in results:
+        counts[result.verdict] += 1
     return {verdict: count for verdict, count in counts.items() if count}

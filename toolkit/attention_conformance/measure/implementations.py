@@ -113,9 +113,9 @@ def is_quick(backend: Backend, mode: str, dtype: str, implementation: str) -> bo
 def refusal(error: Exception) -> str:
     """Why an implementation does not take a call; empty where the error is another. Compilers wrap what they trace."""
     for pattern in REFUSALS:
-        found = re.search(pattern, str(error))
-        if found:
-            return found["reason"].removesuffix(")").rstrip("'\"")
+        match = re.search(pattern, str(error))
+        if match:
+            return match["reason"].removesuffix(")").rstrip("'\"")
     return ""
 
 

@@ -53,11 +53,11 @@ def result_of(question: Question, problem: Problem, *, poison: bool = False) -> 
         if problem.cotangent is not None:
             names = variables(question, problem)
             more = _between(question), question.library is not None
-            found = compiled(question, lambda x: gradients(problem, kernel, x, names, backend, *more))(arrays)
+            results = compiled(question, lambda x: gradients(problem, kernel, x, names, backend, *more))(arrays)
         else:
-            found = compiled(question, lambda placed: outputs(problem, kernel, placed, xp))(arrays)
-            shared(found, arrays, backend)
-    return to_numpy(found, backend)
+            results = compiled(question, lambda placed: outputs(problem, kernel, placed, xp))(arrays)
+            shared(results, arrays, backend)
+    return to_numpy(results, backend)
 
 
 def _between(question: Question) -> Callable[[], Any] | None:
@@ -89,8 +89,8 @@ def _twice(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     first = result_of(question, problem)
     for number in range(2, CALLS + 1):
         again = result_of(question, problem)
-        for name, each in first.items():
-            if unlike := difference(each, again[name]):
+        for name, array in first.items():
+            if unlike := difference(array, again[name]):
                 detail = f"{name} of call {number} has other bits than that of the first: {unlike.text(name)}"
                 raise Touched(detail, "other-bits")
     return again
@@ -100,10 +100,10 @@ def _bits(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """Results whose output must be that of the twin, bit by bit."""
     if question.case.twin is None:
         raise ValueError(f"expected case {question.case.name} to have a twin; got none")
-    found, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
-    if unlike := difference(found["output"], twin["output"]):
+    results, twin = result_of(question, problem), result_of(question, question.case.twin(problem))
+    if unlike := difference(results["output"], twin["output"]):
         raise Touched(f"asking for weights and logsumexp changes bits of the output: {unlike.text('output')}")
-    return found
+    return results
 
 
 def _placed(question: Question, problem: Problem) -> dict[str, Any]:
@@ -117,30 +117,30 @@ def _overwritten(question: Question, problem: Problem) -> dict[str, NumpyArray]:
         return result_of(question, problem)
     arrays = _placed(question, problem.turned())
     outputs(problem, question.kernel, arrays, backend.namespace)
-    for name, each in _placed(question, problem).items():
-        arrays[name][...] = each
+    for name, array in _placed(question, problem).items():
+        arrays[name][...] = array
     views = {name: each[...] for name, each in arrays.items()}
     with watched(arrays, backend):  # what is written into an argument is not kept
         kept = to_numpy(outputs(problem, question.kernel, arrays, backend.namespace), backend)
-    found = to_numpy(outputs(problem, question.kernel, views, backend.namespace), backend)
-    if any(each.tobytes() != found[name].tobytes() for name, each in kept.items()):
+    results = to_numpy(outputs(problem, question.kernel, views, backend.namespace), backend)
+    if any(each.tobytes() != results[name].tobytes() for name, each in kept.items()):
         raise Touched("other objects of the same memory give another answer", "kept-by-identity", CONVENTION)
-    return found
+    return results
 
 
 def _freed(question: Question, problem: Problem) -> dict[str, NumpyArray]:
     """Calls with arrays of their own, during which the process must not grow by what they got."""
-    found = result_of(question, problem)
+    results = result_of(question, problem)
     for _ in range(4):
         result_of(question, problem)
     before, size = resident(), sum(each.nbytes for each in problem.arrays.values())
     for _ in range(24):
-        found = result_of(question, problem)
+        results = result_of(question, problem)
     grown = resident() - before
     if grown > 10 * size:
         kept = f"24 calls with arguments of {size / 2**20:.1f} MiB each kept {grown / 2**20:.1f} MiB"
         raise Touched(kept, "kept-memory")
-    return found
+    return results
 
 
 MEASURES: dict[str, Callable[[Question, Problem], dict[str, NumpyArray]]] = {

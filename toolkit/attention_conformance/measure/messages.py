@@ -85,36 +85,36 @@ PLAIN = {each.__name__: each for each in (Asked, Described, Refused)}
 def packed(message: Any) -> bytes:
     """A message as JSON, a zero byte, and the bytes of its arrays."""
     kind, arrays = type(message).__name__, getattr(message, "arrays", {})
-    found: Any = message
+    content: Any = message
     if isinstance(message, Finding):
-        found = {name: getattr(message, name) for name in (*OF_CASE, *OF_REFUSAL)}
+        content = {name: getattr(message, name) for name in (*OF_CASE, *OF_REFUSAL)}
     elif isinstance(message, Started):
-        found = [message.result.case, message.result.dtype]
+        content = [message.result.case, message.result.dtype]
     elif isinstance(message, Returned):
-        found = [message.case, message.dtype, [[name, each.dtype.name, each.shape] for name, each in arrays.items()]]
+        content = [message.case, message.dtype, [[name, each.dtype.name, each.shape] for name, each in arrays.items()]]
     elif kind in PLAIN:
-        found = asdict(message)
-    head = json.dumps([kind, found], default=str).encode()
+        content = asdict(message)
+    head = json.dumps([kind, content], default=str).encode()
     return b"\0".join([head, b"".join(each.tobytes() for each in arrays.values())])
 
 
 def unpacked(data: bytes) -> Any:
     """The message that bytes hold, of which nothing is run; any exception where they hold none."""
     head, _, body = data.partition(b"\0")
-    kind, found = json.loads(head)
+    kind, content = json.loads(head)
     if kind == "NoneType":
         return None
     if kind in PLAIN:
-        return _checked(PLAIN[kind](**{name: _frozen(each) for name, each in found.items()}))
+        return _checked(PLAIN[kind](**{name: _frozen(each) for name, each in content.items()}))
     if kind == "Started":
-        case, dtype = map(_frozen, map(str, found))
+        case, dtype = map(_frozen, map(str, content))
         return Started(Finding(case, dtype, 0, "", "crashed"))
     if kind == "Returned":
-        case, dtype, rows = found
+        case, dtype, rows = content
         return Returned(str(case), str(dtype), _arrays(rows, body))
-    if kind != "Finding" or found["verdict"] not in BELIEVED:
-        raise ValueError(f"expected a refusal; got {str(found)[:80]}")
-    return _checked(Finding(**{name: _frozen(found[name]) for name in (*OF_CASE, *OF_REFUSAL)}))
+    if kind != "Finding" or content["verdict"] not in BELIEVED:
+        raise ValueError(f"expected a refusal; got {str(content)[:80]}")
+    return _checked(Finding(**{name: _frozen(content[name]) for name in (*OF_CASE, *OF_REFUSAL)}))
 
 
 def _checked(message: Any) -> Any:
@@ -139,14 +139,14 @@ def _is_of(value: Any, hint: Any) -> bool:
 
 
 def _arrays(rows: Any, body: bytes) -> dict[str, NumpyArray]:
-    found, at = {}, 0
+    arrays, at = {}, 0
     for name, kind, shape in rows:
         dtype = np.dtype(getattr(ml_dtypes, kind, kind))
         if dtype.kind not in "biufc" and not hasattr(ml_dtypes, kind):
             raise ValueError(f"expected numbers; got {kind}")
         array = np.frombuffer(body, dtype, int(np.prod(shape, dtype=object)), at).reshape(shape)
-        found[name], at = array.copy(), at + array.nbytes
-    return found
+        arrays[name], at = array.copy(), at + array.nbytes
+    return arrays
 
 
 def _frozen(each: Any) -> Any:

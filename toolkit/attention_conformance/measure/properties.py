@@ -53,8 +53,8 @@ def decoded(question: Question, problem: Problem) -> Arrays:
 
 def in_batches(question: Question, problem: Problem) -> Arrays:
     """The samples of a batch in the calls that the problem says."""
-    found = [result_of(question, fit(part, question.kernel))["output"] for part in in_calls(problem)]
-    return {"output": np.concatenate(found)}
+    outputs = [result_of(question, fit(part, question.kernel))["output"] for part in in_calls(problem)]
+    return {"output": np.concatenate(outputs)}
 
 
 def in_equal_bits(question: Question, problem: Problem) -> Arrays:
@@ -66,10 +66,10 @@ def in_equal_bits(question: Question, problem: Problem) -> Arrays:
     if not has_arithmetic:
         options = {name: each for name, each in problem.options.items() if name != "arithmetic"}
         problem = replace(problem, options=options)
-    found = in_batches(question, problem)
-    if unlike := other_bits(problem, found):
+    results = in_batches(question, problem)
+    if unlike := other_bits(problem, results):
         raise Touched(unlike, "other-bits-in-batch")
-    return found
+    return results
 
 
 def positioned(problem: Problem, kernel: Subject) -> Problem:
@@ -88,7 +88,7 @@ def positioned(problem: Problem, kernel: Subject) -> Problem:
 def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
     """The same with some of the samples, heads, queries or keys: the axes -4 to -1 of the scores."""
     shared, arrays = problem.sizes[1] // problem.arrays["key"].shape[-3], dict(problem.arrays)
-    for name, each in arrays.items():
+    for name, array in arrays.items():
         of_keys, where, chosen = name in ("key", "value"), axis, at
         if axis == -3 and of_keys:
             chosen = at[::shared] // shared
@@ -96,8 +96,8 @@ def taken(problem: Problem, axis: int, at: NumpyArray) -> Problem:
             if (axis == -1) != of_keys:
                 continue
             where = -2
-        if each.shape[where] > 1:
-            arrays[name] = np.take(each, chosen, axis=where)
+        if array.shape[where] > 1:
+            arrays[name] = np.take(array, chosen, axis=where)
     return problem.changed(arrays=arrays)
 
 
@@ -135,13 +135,13 @@ def in_parts(question: Question, problem: Problem) -> Arrays:
     groups = problem.arrays["key"].shape[-3]
     axis = -4 if batch > 1 else -3 if groups > 1 else -2
     size, count = {-4: (batch, batch), -3: (heads, groups), -2: (rows, min(rows, 2))}[axis]
-    whole, found = positioned(problem, question.kernel), []
+    whole, outputs = positioned(problem, question.kernel), []
     for at in np.array_split(np.arange(size), count):
         part = taken(whole if axis == -2 else problem, axis, at)
         if axis == -2 and part.mask is not None and part.mask.kind == "Causal":
             part = part.changed(mask=Rule("Causal", {"offset": part.mask.arguments.get("offset", 0) + int(at[0])}))
-        found.append(result_of(question, fit(part, question.kernel))["output"])
-    return {"output": np.concatenate(found, axis=axis)}
+        outputs.append(result_of(question, fit(part, question.kernel))["output"])
+    return {"output": np.concatenate(outputs, axis=axis)}
 
 
 def again(question: Question, problem: Problem) -> Arrays:
@@ -155,10 +155,10 @@ def again(question: Question, problem: Problem) -> Arrays:
     first = {name: each.copy() for name, each in first.items()}
     result_of(question, other)
     later, second = to_numpy(result, backend), result_of(question, fitted)
-    for name, each in first.items():
-        if unlike := difference(each, later[name]):
+    for name, array in first.items():
+        if unlike := difference(array, later[name]):
             raise Touched(f"{name} after a later call: {unlike.text(name)}", "overwritten-result")
-        if unlike := difference(each, second[name]):
+        if unlike := difference(array, second[name]):
             raise Touched(f"{name} of an equal call after another: {unlike.text(name)}", "other-bits")
     return first
 
@@ -171,11 +171,11 @@ def merged(question: Question, problem: Problem) -> Arrays:
     outputs, sums = [], []
     for start, stop in ((64, 130), (0, 1), (1, 64)):
         keys = (..., slice(start, stop), slice(None))
-        found = result_of(question, fit(_part(problem, key=keys, value=keys), kernel))
-        if "logsumexp" not in found:
+        result = result_of(question, fit(_part(problem, key=keys, value=keys), kernel))
+        if "logsumexp" not in result:
             raise NotOffered("logsumexp")
-        outputs.append(found["output"].astype(np.float64))
-        sums.append(found["logsumexp"].astype(np.float64)[..., None])
+        outputs.append(result["output"].astype(np.float64))
+        sums.append(result["logsumexp"].astype(np.float64)[..., None])
     unit = _unit(sums[1], problem)
     weights = np.stack(sums) * unit
     weights = np.exp(weights - weights.max(axis=0))
@@ -183,11 +183,11 @@ def merged(question: Question, problem: Problem) -> Arrays:
     return {"output": rounded(output, question.dtype)}
 
 
-def _unit(found: NumpyArray, problem: Problem) -> float:
+def _unit(logsumexp: NumpyArray, problem: Problem) -> float:
     """Of a logsumexp: that of base 2 is a convention, which another case tells."""
     keys = (..., slice(0, 1), slice(None))
     truth = answer(dense_of(_part(problem, key=keys, value=keys))).arrays["logsumexp"]
-    distances = {unit: float(abs(found[..., 0] * unit - truth).max()) for unit in (1.0, math.log(2.0))}
+    distances = {unit: float(abs(logsumexp[..., 0] * unit - truth).max()) for unit in (1.0, math.log(2.0))}
     return min(distances, key=lambda unit: distances[unit])
 
 
@@ -213,14 +213,14 @@ def _check_backward(question: Question, problem: Problem) -> None:
     cotangent = np.sign(problem.arrays["key"].astype(np.float64)).astype(problem.arrays["query"].dtype)
     problem = replace(problem, cotangent=cotangent)
     arrays = place(problem, kernel, backend, question.device)
-    output, found = torch_pass(problem, kernel, arrays, ("query", "key", "value"))
+    output, grads = torch_pass(problem, kernel, arrays, ("query", "key", "value"))
     got = {
-        name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **found}, backend).items()
+        name: each.astype(np.float64) for name, each in to_numpy({"output": output.detach(), **grads}, backend).items()
     }
     d_weights = cotangent.astype(np.float64) * (got["output"] != 0) / (1 - RATE)
     d_scores = (d_weights - d_weights.mean(axis=-1, keepdims=True)) / KEYS
-    for name, each in products(dense_of(problem), got["output"], d_scores).items():
-        error = float(np.linalg.norm(got[name] - each)) / max(1.0, float(np.linalg.norm(each)))
+    for name, gradient in products(dense_of(problem), got["output"], d_scores).items():
+        error = float(np.linalg.norm(got[name] - gradient)) / max(1.0, float(np.linalg.norm(gradient)))
         if error > 2**-5:
             raise Touched(
                 f"the gradient in {name} is not that of the dropped weights that the output shows: off by {error:.2g}"
@@ -250,7 +250,7 @@ def _takes_seeds(kernel: Subject) -> bool:
 
 
 def windowed(question: Question, problem: Problem) -> Arrays:
-    """A mask of a window, told by the kernel's own keyword."""
+    """A mask of a window, given by the kernel's own keyword."""
     kernel = question.kernel
     if kernel.native or not kernel.window_name:
         raise NotOffered("windows of its own")
@@ -261,21 +261,21 @@ def windowed(question: Question, problem: Problem) -> Arrays:
     options = {**problem.options, "is_causal": True} if is_causal else problem.options
     fitted = fit(problem.without("mask").changed(options=options), kernel)
     truth = answer(dense_of(problem)).arrays["output"]
-    found = []
+    results = []
     for corner in dict.fromkeys((0, mask.shape[1] - len(mask))):  # of more keys, positions count from either corner
         window = (int(at - seen[0]) + corner, int(seen[-1] - at) - corner)
-        found.append(result_of(question, replace(fitted, options={**fitted.options, "window": window})))
-    return min(found, key=lambda each: float(abs(each["output"].astype(np.float64) - truth).max()))
+        results.append(result_of(question, replace(fitted, options={**fitted.options, "window": window})))
+    return min(results, key=lambda each: float(abs(each["output"].astype(np.float64) - truth).max()))
 
 
 def apart(question: Question, problem: Problem) -> Arrays:
     """The gradient of each array in a call that asks for no other."""
-    found: Arrays = {}
+    gradients: Arrays = {}
     if question.kernel.backward is not None:
         raise NotOffered("gradients of one array alone")
     for name in ("query", "key", "value"):
-        found |= result_of(replace(question, variables=(name,)), problem)
-    return found
+        gradients |= result_of(replace(question, variables=(name,)), problem)
+    return gradients
 
 
 def between(question: Question, problem: Problem) -> Arrays:

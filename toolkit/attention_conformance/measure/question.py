@@ -80,11 +80,11 @@ class Question:
     def blank(self) -> Finding:
         """What is known before a call."""
         case = self.case
-        found = Finding(case.name, self.dtype, case.line, case.shows, "right", seed=self.seed)
+        result = Finding(case.name, self.dtype, case.line, case.shows, "right", seed=self.seed)
         if self.library is None:
-            return found
-        found = replace(found, backend=self.library.name, device=self.device, mode=self.mode)
-        return replace(found, implementation=self.implementation, measure=case.measure)
+            return result
+        result = replace(result, backend=self.library.name, device=self.device, mode=self.mode)
+        return replace(result, implementation=self.implementation, measure=case.measure)
 
 
 SMALL = 40_000

@@ -79,13 +79,13 @@ def _cosine(first: NumpyArray, second: NumpyArray) -> float:
 
 def _axes(name: str, wrong: NumpyArray) -> dict[str, str]:
     """The samples, heads, queries and so on that hold all errors, where these are few and lie together."""
-    found, words = {}, ALL_AXES.get(name, ())[-wrong.ndim :]
+    ranges, words = {}, ALL_AXES.get(name, ())[-wrong.ndim :]
     for axis, word in zip(range(-len(words), 0), words, strict=True):
         size = wrong.shape[axis]
         (at,) = np.nonzero(wrong.any(axis=tuple(other for other in range(wrong.ndim) if other != wrong.ndim + axis)))
         if at.size and at[-1] - at[0] + 1 == at.size and 4 * at.size <= 3 * size:
-            found[word] = _range(word, int(at[0]), int(at[-1]), size)
-    return found
+            ranges[word] = _range(word, int(at[0]), int(at[-1]), size)
+    return ranges
 
 
 def _range(word: str, first: int, last: int, size: int) -> str:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from attention_conformance.measure.question import Question
 
 SMALL = 4.0
-"""Scores below which their errors explain little, so that those of sums are told apart."""
+"""Scores below which their errors explain little, so that those of sums are distinguished."""
 
 LEADING = 4
 """Answers that a variant explains, and after which no other is asked for; one that contradicts it costs as many."""
@@ -99,8 +99,8 @@ class Variants:
             late = through.any(axis=-1, keepdims=True) & ~through[..., :1].any(axis=-1, keepdims=True)
             rows = {name: np.asarray(np.squeeze(late, -1) if name == "logsumexp" else late) for name in got}
             return HIDDEN if dense.cotangent is None and _spreads(got, bounds, rows) else None
-        if found := self._of_nan(got, bounds):
-            return found
+        if variant := self._of_nan(got, bounds):
+            return variant
         mended = {name: _mended(each, ~np.isfinite(truth[name].high), truth[name]) for name, each in got.items()}
         return ATTENDED if bounds.measure(mended, truth).passes else self._of_nan(mended, bounds)
 
@@ -167,9 +167,9 @@ class Variants:
     def of_factor(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
         """What explains results that are the right ones times one number: the names of that number, if it has any."""
         truth, factors, expected = bounds.truth.arrays, dict[str, float](), dict[str, Exact]()
-        for name, each in got.items():
-            (high, low, size), wide = truth[name], each.astype(np.float64)
-            if wide.shape == high.shape and not bounds.measure({name: each}, truth).passes:
+        for name, array in got.items():
+            (high, low, size), wide = truth[name], array.astype(np.float64)
+            if wide.shape == high.shape and not bounds.measure({name: array}, truth).passes:
                 known = np.isfinite(wide) & np.isfinite(high)
                 factor = float((wide * high)[known].sum() / ((high**2)[known].sum() or 1.0))
                 factors[name], expected[name] = factor, Exact(factor * high, factor * low, abs(factor) * size)
@@ -251,21 +251,21 @@ class Variants:
     ) -> bool:
         """Whether an equal call gives another answer."""
         try:
-            found = again()
-            if all(each.tobytes() == found[name].tobytes() for name, each in got.items()):
+            repeated = again()
+            if all(each.tobytes() == repeated[name].tobytes() for name, each in got.items()):
                 return False
-            other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in found.items()}
+            other = {name: as_exact(each, bounds.truth.arrays[name].scale) for name, each in repeated.items()}
         except Exception:  # whatever a kernel raises the second time
             return False
         return not bounds.measure(got, other).passes
 
     def former(self, got: Mapping[str, NumpyArray], bounds: Bounds) -> list[Variant]:
         """The arrays of a call before that explain a result in place of its own."""
-        question, found = bounds.question, []
+        question, variants = bounds.question, []
         for variant, problem in mistaken(question.case, bounds.problem, question.seed):
             other = answer(dense_of(meant(problem, question.kernel)))
-            found += [variant] * bounds.measure(got, other.exact(got)).passes
-        return found
+            variants += [variant] * bounds.measure(got, other.exact(got)).passes
+        return variants
 
     def explain_narrow(self, got: Mapping[str, NumpyArray], bounds: Bounds, wrong: str) -> bool:
         """Whether scores of 16 bits explain the error of a result."""
@@ -273,9 +273,9 @@ class Variants:
         allowed, expected = 4 * (1 + kappa), dict(truth)
         if wrong == "output" and self._dense is not None and kappa < SMALL:
             # An error of the scores moves an average by at most that times the deviation of the values.
-            found, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
-            if "weights" in found:
-                deviation = np.sqrt(np.maximum(found["weights"] @ value**2 - found["output"] ** 2, 0))
+            arrays, value = answer(self._dense).arrays, np.nan_to_num(self._dense.value)
+            if "weights" in arrays:
+                deviation = np.sqrt(np.maximum(arrays["weights"] @ value**2 - arrays["output"] ** 2, 0))
                 allowed, exact = 2 * (1 + kappa), expected["output"]
                 scale = np.nan_to_num(deviation).astype(np.float64) + exact.scale / (1 + kappa)
                 expected["output"] = exact._replace(scale=scale)
@@ -285,14 +285,14 @@ class Variants:
 
 def _wrong_rows(got: Mapping[str, NumpyArray], bounds: Bounds) -> dict[str, NumpyArray]:
     """The rows of each result that are wrong; all of one that has another shape."""
-    found = {}
-    for name, each in got.items():
+    rows = {}
+    for name, array in got.items():
         exact, dtype = bounds.truth.arrays[name], bounds.dtype(name)
-        if each.shape != exact.high.shape:
+        if array.shape != exact.high.shape:
             return {name: np.asarray(True) for name in got}
-        wrong = ~(errors_of(each, exact, dtype) <= bounds.bound(name, dtype))
-        found[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
-    return found
+        wrong = ~(errors_of(array, exact, dtype) <= bounds.bound(name, dtype))
+        rows[name] = np.asarray(wrong.any(axis=-1, keepdims=True) if wrong.ndim > 3 else wrong)
+    return rows
 
 
 def _joined(where: NumpyArray, first: Exact, second: Exact) -> Exact:
@@ -400,6 +400,6 @@ def _as_fault(result: Finding) -> Finding:
 def _corner(result: Finding) -> str:
     """From where causality is seen to count, in a case in which it matters: by name, or as calls have found it."""
     if result.variant in CORNERS or not result.shapes:
-        return result.variant * bool(result.shapes)  # small calls have told before
+        return result.variant * bool(result.shapes)  # small calls have reported it
     queries, keys = (result.shapes[name][-2] for name in ("query", "key"))
     return "right" * (result.verdict == "right" and CAUSAL in result.kinds and 1 < queries != keys > 1)

@@ -70,10 +70,10 @@ def _cap_after_mask(dense: Dense, before: bool) -> Dense | None:
 @given
 def _of_weights(dense: Dense, weights: Callable[[Dense], NumpyArray | None]) -> Answer | None:
     """The sum of the values by other weights."""
-    found = weights(dense) if dense.cotangent is None and _is_plain(dense) else None
-    if found is None:
+    p = weights(dense) if dense.cotangent is None and _is_plain(dense) else None
+    if p is None:
         return None
-    return Answer({"output": found @ dense.value}, lambda: ({"output": found @ abs(dense.value)}, 0.0))
+    return Answer({"output": p @ dense.value}, lambda: ({"output": p @ abs(dense.value)}, 0.0))
 
 
 def _softmax_over(dense: Dense, axis: int) -> NumpyArray:
@@ -168,11 +168,11 @@ def _recomputed(
     """A backward pass with another derivative of the softmax, or with other weights by the logsumexp."""
     if dense.cotangent is None or not _is_plain(dense):
         return None
-    truth, found = answer(dense), answer(dense.changed(cotangent=None)).arrays
-    p = found["weights"] if weights is None else weights(dense, found["logsumexp"])
+    truth, forward = answer(dense), answer(dense.changed(cotangent=None)).arrays
+    p = forward["weights"] if weights is None else weights(dense, forward["logsumexp"])
     if p is None:
         return None
-    delta = (dense.cotangent * found["output"]).sum(axis=-1, keepdims=True)
+    delta = (dense.cotangent * forward["output"]).sum(axis=-1, keepdims=True)
     ds = d_scores(p, dense.cotangent @ np.swapaxes(dense.value, -1, -2), delta)
     sizes = products(dense.magnitudes, p, abs(ds))
     scales = {name: np.maximum(truth.scales[name], each) for name, each in sizes.items()}

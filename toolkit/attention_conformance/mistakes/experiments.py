@@ -181,9 +181,9 @@ def read(question: Question, problem: Problem, worst: Worst | None, ask: Ask, pr
             start, factor, step = int(at) * size, float(ratios[blocks == at][0] / usual), size
             while step > 1 < width:
                 step = -(-step // width)
-                found, wanted = sums(start, step)
+                total, wanted = sums(start, step)
                 with np.errstate(all="ignore"):
-                    share = np.where(wanted > 1e-2 * step / keys, found / (usual * wanted), 1)
+                    share = np.where(wanted > 1e-2 * step / keys, total / (usual * wanted), 1)
                 (unlike,) = np.nonzero(abs(share - 1) > alike)
                 if not unlike.size:
                     break

@@ -1,6 +1,6 @@
 """Other answers than the contract's: conventions that libraries follow, and faults planted in the definition.
 
-A wrong result that equals one of them is told by its name. A bound that cannot tell them apart from the truth proves
+A wrong result that equals one of them is reported by name. A bound that cannot tell them apart from the truth proves
 little, and so each report counts how many of the faults its bounds reject.
 """
 
@@ -277,20 +277,20 @@ def of_rows(dense: Dense, rows: NumpyArray) -> dict[str, NumpyArray]:
     *batch, heads, _, _ = rows.shape
     of_heads = rows.any(axis=(-2, -1)).reshape(*batch, heads // dense.group_size, dense.group_size)
     groups = np.expand_dims(of_heads.any(axis=-1), (-2, -1))
-    found = {"query": rows, "key": groups, "value": groups}
+    reached = {"query": rows, "key": groups, "value": groups}
     if dense.bias is not None:
-        found["bias"] = _of_any(rows, dense.bias.shape)
+        reached["bias"] = _of_any(rows, dense.bias.shape)
     if dense.sinks is not None:
-        found["sinks"] = _of_any(rows, (dense.sinks.shape[0], 1, 1))[..., 0, 0]
-    return found
+        reached["sinks"] = _of_any(rows, (dense.sinks.shape[0], 1, 1))[..., 0, 0]
+    return reached
 
 
 def _of_any(rows: NumpyArray, shape: tuple[int, ...]) -> NumpyArray:
     """Rows (..., H, M, 1) in a shape that is broadcast to the scores; any row that an element covers reaches it."""
     added = rows.ndim - len(shape)
     covered = tuple(axis for axis in range(rows.ndim) if axis < added or shape[axis - added] == 1)
-    found = rows.any(axis=covered, keepdims=True)
-    return np.asarray(found.reshape(found.shape[added:]))
+    reached = rows.any(axis=covered, keepdims=True)
+    return np.asarray(reached.reshape(reached.shape[added:]))
 
 
 LEAK = cause("nan-through-mask")
@@ -312,7 +312,7 @@ INEXACT = cause("inexact")
 """No single answer: the same error, where no accelerator rounds operands."""
 
 EMPTY = cause("gradient-of-masked-row")
-"""No single answer: right where the cotangent of such rows is 0. All that a gradient may be of them is told here."""
+"""No single answer: right where the cotangent of such rows is 0. All that a gradient may be of them is said here."""
 
 CONVENTIONS = (
     *causes(

@@ -91,15 +91,15 @@ def attention(problem: Problem) -> Truth:
     with decimal.localcontext(CONTEXT):
         leading, count, length, columns = problem.sizes
         shape = (*leading, count, length)
-        found = [(head, position, row) for head in heads(problem) for position, row in enumerate(scan(head))]
-        mixed = [_average(head, position, row) for head, position, row in found]
-        weights = [row.weights for *_, row in found]
+        rows = [(head, position, row) for head in heads(problem) for position, row in enumerate(scan(head))]
+        mixed = [_average(head, position, row) for head, position, row in rows]
+        weights = [row.weights for *_, row in rows]
         width = problem.arrays["value"].shape[-1]
-        kappas = [row.kappa for *_, row in found]
+        kappas = [row.kappa for *_, row in rows]
         arrays = {
             "output": exact([mean for mean, _ in mixed], [size for _, size in mixed], (*shape, width)),
             "weights": exact(weights, weights, (*shape, columns)),
-            "logsumexp": exact([row.logsumexp for *_, row in found], [ONE + kappa for kappa in kappas], shape),
+            "logsumexp": exact([row.logsumexp for *_, row in rows], [ONE + kappa for kappa in kappas], shape),
         }
         return Truth(arrays, float(max(kappas, default=ZERO)))
 

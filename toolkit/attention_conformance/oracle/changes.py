@@ -1,4 +1,4 @@
-"""What becomes of a score by its position, told number by number from the words of the contract."""
+"""What becomes of a score by its position, computed number by number from the words of the contract."""
 
 from __future__ import annotations
 

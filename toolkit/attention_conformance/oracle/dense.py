@@ -231,34 +231,34 @@ def _kappas(dense: Dense, through: NumpyArray) -> NumpyArray:
 
 
 def _forward(dense: Dense) -> Answer:
-    found = _weights(dense)
+    softmax = _weights(dense)
     value = _finite(dense.value)
-    output = found.weights @ value
+    output = softmax.weights @ value
     if value is not dense.value:
-        through = found.through.astype(output.dtype)
+        through = softmax.through.astype(output.dtype)
         infinite = [through @ (dense.value == sign * np.inf).astype(output.dtype) > 0 for sign in (1, -1)]
         output = np.where(infinite[0], np.inf, np.where(infinite[1], -np.inf, output))
         unknown = (through @ np.isnan(dense.value).astype(output.dtype) > 0) | (infinite[0] & infinite[1])
         output = np.where(unknown, np.nan, output)
-    weights, logsumexp = found.weights, found.logsumexp
-    if found.unknown.any():
-        output = np.where(found.unknown, np.nan, output)
-        weights = np.where(found.unknown & found.through, np.nan, weights)
-        logsumexp = np.where(found.unknown[..., 0], np.nan, logsumexp)
+    weights, logsumexp = softmax.weights, softmax.logsumexp
+    if softmax.unknown.any():
+        output = np.where(softmax.unknown, np.nan, output)
+        weights = np.where(softmax.unknown & softmax.through, np.nan, weights)
+        logsumexp = np.where(softmax.unknown[..., 0], np.nan, logsumexp)
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
-        kappas = _kappas(dense, found.through)
-        certainty = np.where(found.unknown[..., 0], 1, 1 + kappas)
-        scales = {"output": found.weights @ abs(value), "weights": found.weights, "logsumexp": certainty}
+        kappas = _kappas(dense, softmax.through)
+        certainty = np.where(softmax.unknown[..., 0], 1, 1 + kappas)
+        scales = {"output": softmax.weights @ abs(value), "weights": softmax.weights, "logsumexp": certainty}
         return scales, float(kappas.max(initial=0.0))
 
     return Answer({"output": output, "weights": weights, "logsumexp": logsumexp}, sizes)
 
 
 def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
-    found = _weights(dense)
-    weights, shape = found.weights, (dense.query.shape[-3], 1, 1)
+    softmax = _weights(dense)
+    weights, shape = softmax.weights, (dense.query.shape[-3], 1, 1)
     finite = dense.changed(**{name: _finite(getattr(dense, name)) for name in ("query", "key", "value")})
 
     def through_softmax(of: Dense, sign: float) -> tuple[NumpyArray, NumpyArray]:
@@ -268,11 +268,11 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
 
     d_scores, mean = through_softmax(finite, -1.0)
     d_scores = share * d_scores
-    arrays = products(finite, share * weights, d_scores * found.derivative)
+    arrays = products(finite, share * weights, d_scores * softmax.derivative)
     if dense.bias is not None:
         arrays["bias"] = summed(d_scores, dense.bias.shape)
     if dense.sinks is not None:
-        arrays["sinks"] = summed(share * found.sink * -mean, shape)[:, 0, 0]
+        arrays["sinks"] = summed(share * softmax.sink * -mean, shape)[:, 0, 0]
 
     @functools.cache
     def sizes() -> tuple[dict[str, NumpyArray], float]:
@@ -281,8 +281,8 @@ def _gradients(dense: Dense, share: NumpyArray | float = 1.0) -> Answer:
         if dense.bias is not None:
             scales["bias"] = summed(size, dense.bias.shape)
         if dense.sinks is not None:
-            scales["sinks"] = summed(found.sink * size_mean, shape)[:, 0, 0]
-        return scales, float(_kappas(dense, found.through).max(initial=0.0))
+            scales["sinks"] = summed(softmax.sink * size_mean, shape)[:, 0, 0]
+        return scales, float(_kappas(dense, softmax.through).max(initial=0.0))
 
     return Answer(arrays, sizes)
 

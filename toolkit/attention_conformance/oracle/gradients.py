@@ -36,12 +36,12 @@ def gradients(problem: Problem) -> dict[str, Exact]:
     leading, count, *_ = problem.sizes
     with decimal.localcontext(CONTEXT):
         cotangents = decimals(problem.cotangent).reshape(math.prod((*leading, count)), *problem.cotangent.shape[-2:])
-        found = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
-        if not found:
+        grads = [_head(problem, head, cotangent) for head, cotangent in zip(heads(problem), cotangents, strict=True)]
+        if not grads:
             return {name: Exact(*[np.zeros(problem.arrays[name].shape)] * 3) for name in problem.variables}
         stacked = {
-            name: np.stack([parts[name] for parts in found]).reshape(*leading, count, *found[0][name].shape)
-            for name in found[0]
+            name: np.stack([parts[name] for parts in grads]).reshape(*leading, count, *grads[0][name].shape)
+            for name in grads[0]
         }
         return {name: _summed(stacked, name, problem.arrays[name].shape) for name in problem.variables}
 

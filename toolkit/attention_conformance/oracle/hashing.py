@@ -21,7 +21,7 @@ def mixed(word: Any) -> Any:
 
 
 def hashed(words: tuple[Any, ...]) -> Any:
-    """Hash words of 32 bits, one after the other, each told apart by a multiple of 2654435769."""
+    """Hash words of 32 bits, one after the other, each distinguished by a multiple of 2654435769."""
     state = 0
     for position, word in enumerate(words):
         state = mixed(state ^ mixed(word ^ (position + 1) * 2654435769 % WORD))

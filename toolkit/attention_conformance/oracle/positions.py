@@ -1,4 +1,4 @@
-"""Which query may attend to which key, told from the words of the contract."""
+"""Which query may attend to which key, read from the words of the contract."""
 
 from __future__ import annotations
 

@@ -80,11 +80,11 @@ def _continue(model: LanguageModel, trees: Trees) -> Any:
         count = int(lengths[0])
         size = 1 if count % 2 else 2
         for start in range(0, count, size):
-            found, cache = exact(trees["parameters"], ids[:, start : start + size], cache=cache)
-        found = found[:, -1:, :]
+            first, cache = exact(trees["parameters"], ids[:, start : start + size], cache=cache)
+        first = first[:, -1:, :]
     else:
         last = xp.expand_dims(xp.subtract(lengths, 1), axis=-1)
-        found, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)
-    following = xp.expand_dims(sample_tokens(xp.squeeze(found, axis=-2), temperature=0.0, xp=xp), axis=-1)
+        first, cache = exact(trees["parameters"], ids, cache=cache, num_new=lengths, select=last)
+    following = xp.expand_dims(sample_tokens(xp.squeeze(first, axis=-2), temperature=0.0, xp=xp), axis=-1)
     logits, _ = exact(trees["parameters"], following, cache=cache)
-    return xp.concat([found, logits], axis=-2)
+    return xp.concat([first, logits], axis=-2)

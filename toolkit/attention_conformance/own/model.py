@@ -85,9 +85,9 @@ def load_model(path: Path, sentences: Sequence[str] = ()) -> Model | LanguageMod
 def _read(path: Path, changed: tuple[tuple[Path, int, int], ...]) -> tuple[Any, Any, str]:
     """Definitions and parameters, and the SHA-256 of all weights, one file after the other."""
     digest = hashlib.sha256()
-    for each, *_ in changed:
-        if each == path or each.suffix == ".safetensors":
-            digest.update(each.read_bytes())
+    for file, *_ in changed:
+        if file == path or file.suffix == ".safetensors":
+            digest.update(file.read_bytes())
     return *read_model(path), digest.hexdigest()
 
 

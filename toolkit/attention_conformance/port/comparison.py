@@ -40,7 +40,7 @@ NEAR = 0.02
 
 @dataclass(frozen=True)
 class WeightRow:
-    """A weight that is not the same in both: what is told of it."""
+    """A weight that is not the same in both: what is reported of it."""
 
     name: str
     says: str
@@ -53,7 +53,7 @@ class PlaceRow:
     Attributes
     ----------
     name, other : str
-        ``other`` has ``≈`` in front where values told which it is, and is empty where there is none.
+        ``other`` has ``≈`` in front where values showed which it is, and is empty where there is none.
     ulps, bound : float
     is_heads : bool
     heads : tuple of float

@@ -40,7 +40,7 @@ SCALES = {"1": 0.5, "1/D": -0.5, "1/√D, twice": -0.5}
 
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.dtype(np.float16)}
 EXPLAINED = 0.99
-"""The share of the squared difference from which on a mistake is told that leaves more than the bound."""
+"""The share of the squared difference from which on a mistake is reported that leaves more than the bound."""
 
 MOST_NUMBERS = 2**16
 """Inputs times channels up to which a whole model is computed with each mistake."""
@@ -59,7 +59,7 @@ class Cause(NamedTuple):
 
 
 def causes_of_weights(sides: Sequence[Side]) -> tuple[list[tuple[str, str]], int, list[Cause]]:
-    """What is told of weights that differ, the number of those with the same bits, and the causes.
+    """What is reported of weights that differ, the number of those with the same bits, and the causes.
 
     They are compared by name where both sides have the names of this project. Of others, a weight is looked for among
     all of the other side: as it is, transposed, or as a third of a larger one.
@@ -69,14 +69,14 @@ def causes_of_weights(sides: Sequence[Side]) -> tuple[list[tuple[str, str]], int
         held = {_bits(each) for array in second.values() for each in _readings(array)}
         lost = [name for name, array in first.items() if _bits(array) not in held]
         return [(name, "the second has no array of these numbers") for name in lost], len(first) - len(lost), []
-    found = {name: _unlike(name, first.get(name), second.get(name), sides[0]) for name in {**first, **second}}
-    unlike = {name: each for name, each in found.items() if each is not None}
+    compared = {name: _unlike(name, first.get(name), second.get(name), sides[0]) for name in {**first, **second}}
+    unlike = {name: each for name, each in compared.items() if each is not None}
     for name in [each for each in unlike if "query" in each.split(".")]:
         other = name.replace("query", "key")
         if name in first and other in second and _bits(first[name]) == _bits(second[other]):
             unlike |= dict.fromkeys((name, other), Cause("query-key-swapped", f"one is the other's {other}"))
     causes = [Cause(each.name, f"{name}: {each.says}") for name, each in unlike.items() if each.name]
-    return [(name, each.says) for name, each in unlike.items()], len(found) - len(unlike), causes
+    return [(name, each.says) for name, each in unlike.items()], len(compared) - len(unlike), causes
 
 
 def _bits(array: NumpyArray) -> bytes:
@@ -87,8 +87,8 @@ def _readings(array: NumpyArray) -> Iterator[NumpyArray]:
     thirds = [
         part for axis in range(array.ndim) if array.shape[axis] % 3 == 0 for part in np.split(array, 3, axis=axis)
     ]
-    for each in (array, *thirds):
-        yield from (each, each.reshape(len(each), -1).T, each.reshape(-1, each.shape[-1]).T) if each.ndim else (each,)
+    for part in (array, *thirds):
+        yield from (part, part.reshape(len(part), -1).T, part.reshape(-1, part.shape[-1]).T) if part.ndim else (part,)
 
 
 def _unlike(name: str, first: NumpyArray | None, second: NumpyArray | None, side: Side) -> Cause | None:
@@ -129,10 +129,10 @@ def _heads_of(definition: Any, name: str) -> int:
 def _orders(width: int, heads: int) -> list[NumpyArray]:
     """Channels (H, D) read as (D, H), and back; halves of heads read as pairs, and back."""
     whole = np.arange(width)
-    found: list[NumpyArray] = [whole.reshape(-1, heads).T, whole.reshape(heads, -1).T]
+    orders: list[NumpyArray] = [whole.reshape(-1, heads).T, whole.reshape(heads, -1).T]
     if width // heads % 2 == 0:
-        found += [whole.reshape(heads, *dims).swapaxes(1, 2) for dims in ((2, -1), (-1, 2))]
-    return [each.reshape(-1) for each in found]
+        orders += [whole.reshape(heads, *dims).swapaxes(1, 2) for dims in ((2, -1), (-1, 2))]
+    return [each.reshape(-1) for each in orders]
 
 
 # --- types ---
@@ -219,17 +219,17 @@ def mistake_of(
     for stage, names in _stages(side, inputs, places, name) if side.definitions else ():
         before, end = {each.name: each.cleared(inputs).array for each in stage.places()}, end or names("output")
 
-        def nearest(found: Inputs, here: str, names: Callable[[str], str] = names) -> tuple[float, float]:
+        def nearest(numbers: Inputs, here: str, names: Callable[[str], str] = names) -> tuple[float, float]:
             """How far a place is from the other model's, as a norm and in ulp."""
-            others = targets(names(here), found[here])
-            pairs = [(distance(other, found[here]), ulps_of(other, found[here])) for other in others]
+            others = targets(names(here), numbers[here])
+            pairs = [(distance(other, numbers[here]), ulps_of(other, numbers[here])) for other in others]
             return min(pairs, default=(math.inf, math.inf))
 
         first, of_layer = ([here for here in before if names(here) == each] or ["output"] for each in (name, end))
         parted, off = nearest(before, first[0])
         if off <= bounds[name] or not math.isfinite(parted):  # they do not part here
             continue
-        found = list[tuple[bool, float, Cause]]()
+        causes = list[tuple[bool, float, Cause]]()
         for cause, changed in _mistakes(stage):
             after = {each.name: each.cleared(inputs).array for each in changed.places()}
             here = first[0] if first[0] in after else "output"
@@ -241,9 +241,9 @@ def mistake_of(
             if off <= bounds[names(here)]:
                 effect = "then all numbers are" if is_all else f"then {names(here)} is, and {names('output')} is not"
                 effect = f"{effect} within the bound"
-            found.append((not is_all, at_end, cause._replace(says=f"{cause.says}: {effect}")))
-        best += sorted(found, key=lambda each: each[:2])[:1]
-        if found and not best[-1][0]:
+            causes.append((not is_all, at_end, cause._replace(says=f"{cause.says}: {effect}")))
+        best += sorted(causes, key=lambda each: each[:2])[:1]
+        if causes and not best[-1][0]:
             break
     return [cause for _, _, cause in sorted(best, key=lambda each: each[:2])[:1]]
 
@@ -251,8 +251,8 @@ def mistake_of(
 def distance(first: NumpyArray, second: NumpyArray) -> float:
     """The norm of a difference."""
     with np.errstate(all="ignore"):
-        found = float(np.linalg.norm(first.astype(np.float64) - second.astype(np.float64)))
-    return found if math.isfinite(found) else math.inf
+        norm = float(np.linalg.norm(first.astype(np.float64) - second.astype(np.float64)))
+    return norm if math.isfinite(norm) else math.inf
 
 
 def difference_of(first: NumpyArray, second: NumpyArray) -> Difference | None:
@@ -363,8 +363,8 @@ def _calls(stage: Stage, definition: Any) -> Iterator[tuple[Cause, Stage]]:
         def twist(tree: Any, function: Callable[[NumpyArray], Any], h: NumpyArray) -> NumpyArray:
             with record_attention() as calls:
                 function(h)
-            found = np.swapaxes(output(calls[0]), *axes)
-            heads = np.ascontiguousarray(found).reshape(*h.shape[:-1], -1)
+            swapped = np.swapaxes(output(calls[0]), *axes)
+            heads = np.ascontiguousarray(swapped).reshape(*h.shape[:-1], -1)
             return np.asarray(linear(tree.attention.output, heads))
 
         return stage._replace(twist=twist)

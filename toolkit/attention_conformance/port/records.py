@@ -108,9 +108,9 @@ class _Notes:
     def keep_heads(self, swapped: bool = False, **arrays: Any) -> None:
         """Keep query, key, value or output (..., H, L, D) of a call, or with the heads behind the positions."""
         for name, array in arrays.items():
-            found = self._numpy(array)
-            found = np.swapaxes(found, -2, -3) if swapped else found
-            self._places.append(Place(f"attention {self.count}: {name}", found, is_heads=True))
+            numbers = self._numpy(array)
+            numbers = np.swapaxes(numbers, -2, -3) if swapped else numbers
+            self._places.append(Place(f"attention {self.count}: {name}", numbers, is_heads=True))
         self.count += "output" in arrays
 
     def keep_call(self, arguments: Any, output: Any, swapped: bool = False) -> None:
@@ -161,14 +161,14 @@ def _arguments(side: Side, inputs: Inputs) -> tuple[list[NumpyArray], dict[str, 
         return [first], {} if pairs is None else {"mask": pairs[:, None]}
     calls = {"torch": "forward", "keras": "call", "nnx": "__call__"}
     known = inspect.signature(getattr(side.module, calls[side.framework])).parameters
-    found: dict[str, Any] = {"need_weights": False} if kind == "MultiheadAttention" else {}
+    keywords: dict[str, Any] = {"need_weights": False} if kind == "MultiheadAttention" else {}
     for name in ("key_mask", "mask", "position_ids"):
         theirs = next((each for each in SENSES[name] if each in known), None)
         if name in inputs and theirs is None:
             raise ComparisonError(f"expected a model that takes {name}; got {side.name}, called by {', '.join(known)}")
         if name in inputs and theirs is not None:
-            found[theirs] = SENSES[name][theirs](inputs[name])
-    return [first] * (3 if kind == "MultiheadAttention" else 1), found
+            keywords[theirs] = SENSES[name][theirs](inputs[name])
+    return [first] * (3 if kind == "MultiheadAttention" else 1), keywords
 
 
 def _record_torch(side: Side, inputs: Inputs, places: list[Place]) -> None:

@@ -62,9 +62,9 @@ class Side:
         library = {"nnx": "jax"}.get(self.framework, self.framework)
         if library == "keras":
             library = sys.modules["keras"].backend.backend()
-        found = get_backend(library).versions()
+        versions = get_backend(library).versions()
         others = {"torch": ("transformers",), "nnx": ("flax",), "keras": ("keras",)}.get(self.framework, ())
-        return dict(found) | {name: sys.modules[name].__version__ for name in others if name in sys.modules}
+        return dict(versions) | {name: sys.modules[name].__version__ for name in others if name in sys.modules}
 
     def weights(self) -> dict[str, NumpyArray]:
         """The weights by the names of this project; of another model, by its own."""
@@ -79,8 +79,8 @@ class Side:
             return {each.path: np.asarray(each) for each in self.module.weights}
         if self.framework == "nnx":
             nnx = importlib.import_module("flax.nnx")
-            found = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
-            return {".".join(map(str, path)): np.asarray(each[...]) for path, each in found}
+            state = nnx.to_flat_state(nnx.state(self.module, nnx.Param))
+            return {".".join(map(str, path)): np.asarray(each[...]) for path, each in state}
         return {}
 
 
@@ -144,10 +144,10 @@ def read_model(path: Path) -> tuple[tuple[layers.Layer, ...], tuple[Any, ...]]:
 
 def _config(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_bytes())
+        config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise FileError(f"expected a folder of transformers, with config.json; got {folder}: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _bert(arrays: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -217,10 +217,10 @@ def _definition(made: Any, framework: str) -> tuple[tuple[Any, ...], tuple[Any, 
     """What a module of another library is here; nothing where no layout knows it."""
     adapter = importlib.import_module(f"attention_models.{'jax' if framework == 'nnx' else framework}.conversion")
     try:
-        found = adapter.from_module(made)
+        converted = adapter.from_module(made)
     except (TypeError, ValueError):
         return (), ()
-    parts = found if isinstance(found, list) else [found]
+    parts = converted if isinstance(converted, list) else [converted]
     return tuple(each.definition for each in parts), tuple(each.to_numpy()[0] for each in parts)
 
 
@@ -229,8 +229,8 @@ def read_inputs(path: Path) -> dict[str, NumpyArray]:
     try:
         if path.suffix in (".npz", ".npy"):
             with path.open("rb") as opened:  # NumPy leaves open what it cannot read
-                found = np.load(opened, allow_pickle=False)
-                arrays = {"": found} if isinstance(found, np.ndarray) else dict(found)
+                loaded = np.load(opened, allow_pickle=False)
+                arrays = {"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
         else:
             arrays = load_arrays(path)[0]
     except Exception as error:  # whatever NumPy says of a file that is cut off
@@ -260,8 +260,8 @@ def drawn_inputs(sides: Sequence[Side]) -> dict[str, NumpyArray]:
     x = rng.standard_normal((2, length, channels)).astype(np.float32)
     if num_tokens is not None:  # the first tokens may stand for padding
         x = rng.integers(min(5, num_tokens - 1), num_tokens, (2, length)).astype(np.int32)
-    found = {"x" if num_tokens is None else "token_ids": x}
+    inputs = {"x" if num_tokens is None else "token_ids": x}
     takes = inspect.signature(type(definition).__call__).parameters
     is_padded = isinstance(definition, layers.Embeddings) or ("key_mask" in takes and num_tokens is None)
     lengths = np.asarray([[length - 1], [length - 3]])  # each has padding, which shows the sense of a mask
-    return found | ({"key_mask": np.arange(length) < lengths} if is_padded else {})
+    return inputs | ({"key_mask": np.arange(length) < lengths} if is_padded else {})

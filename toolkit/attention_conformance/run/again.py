@@ -45,13 +45,13 @@ def command_of(result: Finding, target: str, declared: Mapping[str, Any], profil
         chosen = [f"--{name}={getattr(result, name)}" for name in way if getattr(result, name)]
         return shlex.join(["attention-core", "conformance", *chosen])
     words = ["attention-core", "check", target]
-    for fact, each in declared.items():
-        if isinstance(each, bool):
-            words += [f"--{'no-' * (not each)}{OPTION_OF[fact]}"]
+    for fact, value in declared.items():
+        if isinstance(value, bool):
+            words += [f"--{'no-' * (not value)}{OPTION_OF[fact]}"]
         elif fact in OPTION_OF:
-            words += [f"--{OPTION_OF[fact]}", str(each)]
+            words += [f"--{OPTION_OF[fact]}", str(value)]
         else:
-            words += ["--keyword", f"{fact.removesuffix('_name')}={each}"]
+            words += ["--keyword", f"{fact.removesuffix('_name')}={value}"]
     words += ["--case", result.case, "--dtype", result.dtype]
     words += ["--seed", str(result.seed)] if result.seed else []
     name, _, other = profile.partition(" ")

@@ -1,4 +1,4 @@
-"""Wrong cases once more by the programs that are printed, each in a process of its own, before they are told."""
+"""Wrong cases once more by the programs that are printed, each in a process of its own, before they are reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attention_conformance.run.job import Job
 
 UNSURE = {"", "other-bits", *TABLES["former"], *TABLES["experiments"]}
-"""Causes that are told of an answer that other calls may have changed."""
+"""Causes that are reported of an answer that other calls may have changed."""
 
 STATE, THREADS = cause("state"), cause("threads")
 
@@ -29,9 +29,9 @@ SECONDS = 120.0
 
 
 def confirmed(results: Sequence[Finding], job: Job) -> list[Finding]:
-    """The results, but for what is right alone: it is told as of state, or of threads, with the call before it.
+    """The results, but for what is right alone: it is reported as of state, or of threads, with the call before it.
 
-    A case of each of the first causes is run by its program. The others are told as these where these agree.
+    A case of each of the first causes is run by its program. The others are reported as these where these agree.
     """
     wrong = [each for each in results if each.verdict in WRONG and each.dtype != "-"]
     causes = {id(group[0]): _cause(group[0], job) for group in grouped(wrong)[:CAUSES]}

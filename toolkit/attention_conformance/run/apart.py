@@ -75,10 +75,10 @@ try:
     inspect.signature(function).bind(*arguments, **words)
 except (TypeError, ValueError):
     sys.exit(open(result, "w").close())
-found = function(*arguments, **words)
-found = [*found.values()] if isinstance(found, dict) else found
-found = found[0] if isinstance(found, (tuple, list)) else found
-np.save(result, np.asarray(found.detach() if hasattr(found, "detach") else found))
+output = function(*arguments, **words)
+output = [*output.values()] if isinstance(output, dict) else output
+output = output[0] if isinstance(output, (tuple, list)) else output
+np.save(result, np.asarray(output.detach() if hasattr(output, "detach") else output))
 """
 """A program that calls an attention, and has no line of the kit; an empty file says that the kit calls it otherwise."""
 

@@ -123,7 +123,7 @@ def questions_of(
 
 
 def _known(facts: Mapping[str, Any], declared: frozenset[str], job: Job) -> list[Finding]:
-    """What small calls find; of chosen cases alone, that a parameter is not understood, which is always told."""
+    """What small calls find; of chosen cases alone, that a parameter is not understood, which is always reported."""
     return [each for each in surprises(facts, declared) if not job.cases or each.verdict == "not understood"]
 
 
@@ -191,7 +191,7 @@ def _load(target: str, **declared: Any) -> Subject:
 
 
 def _facts(kernel: Subject) -> dict[str, Any]:
-    """What is known of a kernel, as it is told."""
+    """What is known of a kernel, as it is reported."""
     return {name: each for name, each in kernel.declared.items() if name != "options"}
 
 
@@ -205,13 +205,13 @@ def work(job: Job) -> Generator[Message, None, None]:
     answers, declared, sources = [], stated_facts(kernel), _sources(kernel)
     log = ProbeLog(kernel)
     with warnings.catch_warnings(action="ignore"):
-        for question, facts in probed(log.kernel, job.known):
+        for probe, facts in probed(log.kernel, job.known):
             if facts is not None and _has_broken_device(kernel):
-                yield unanswered(question, f"no call of {kernel.device} answers any more")
-            yield Asked(question, facts)
+                yield unanswered(probe, f"no call of {kernel.device} answers any more")
+            yield Asked(probe, facts)
             if facts is not None:
                 answers.append(facts)
-                source = CRASHED if facts == job.known.get(question) == AFTER_A_CRASH[question] else log.source()
+                source = CRASHED if facts == job.known.get(probe) == AFTER_A_CRASH[probe] else log.source()
                 sources = dict.fromkeys(facts, source) | sources
     kernel = settled(kernel, answers)
     if reason := _lacks_keyword(kernel, job.declared):
@@ -234,12 +234,12 @@ def work(job: Job) -> Generator[Message, None, None]:
         yield Refused(f"expected a case that is asked of {job.target}; got {', '.join(job.cases)}: {hint}")
         return
     yield from [] if job.skip else _known(facts, declared, job)
-    for each in asked:
-        yield Started(each.blank)
-        if reason := too_large(each):
-            yield replace(each.blank, verdict="not offered", detail=reason)
+    for question in asked:
+        yield Started(question.blank)
+        if reason := too_large(question):
+            yield replace(question.blank, verdict="not offered", detail=reason)
             continue
-        yield judged(each) if job.is_trusted else returned(each)
+        yield judged(question) if job.is_trusted else returned(question)
 
 
 def _never_answered(target: str, log: ProbeLog) -> str:
@@ -272,9 +272,9 @@ def _pair(kernel: Subject, job: Job) -> Iterator[Message]:
     if not (asked or job.skip):
         got = f"{', '.join(job.cases)}, of a single call" if other is kernel else "no common type"
         yield Refused(f"expected rows for {job.target} and {job.same_bits_as}; got {got}")
-    for each in asked:
-        yield Started(each.blank)
-        yield same_bits(each)
+    for question in asked:
+        yield Started(question.blank)
+        yield same_bits(question)
 
 
 def supervised(job: Job, limit: float = 60.0) -> Generator[Message, None, None]:

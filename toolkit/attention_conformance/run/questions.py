@@ -37,8 +37,8 @@ def questions(kernel: Subject, job: Job) -> list[Question]:
 
 def _asked_types(case: Case, is_shape: bool, dtypes: Sequence[str], others: Sequence[str]) -> list[str]:
     """The dtypes of a case: a drawn shape has the first of all where none is of its size."""
-    found = [each for each in (*dtypes, *(others if case.name in OF_OTHERS else ())) if each in case.dtypes]
-    return found or list(dtypes[:1]) * is_shape
+    asked = [each for each in (*dtypes, *(others if case.name in OF_OTHERS else ())) if each in case.dtypes]
+    return asked or list(dtypes[:1]) * is_shape
 
 
 def pair_questions(kernel: Subject, other: Subject, job: Job) -> list[Question]:

@@ -160,10 +160,10 @@ KINDS: dict[str, Any] = {"error": int | float, "versions": dict}
 
 def _entry(row: dict[str, Any], path: Path) -> Expected:
     known = Expected.__dataclass_fields__
-    for name, each in row.items():
-        if name not in known or not isinstance(each, KINDS.get(name, str)):
+    for name, value in row.items():
+        if name not in known or not isinstance(value, KINDS.get(name, str)):
             kinds = f"{', '.join(known)}, error as a number, versions as a table and others as text"
-            raise ExpectedError(f"expected keys out of {kinds} in {path}; got {name} = {each!r}")
+            raise ExpectedError(f"expected keys out of {kinds} in {path}; got {name} = {value!r}")
     if not row.get("case") or not row.get("reason") or row.get("verdict", "") not in ("", *VERDICTS):
         wanted = f"a case, a reason, and no verdict but {', '.join(VERDICTS)} in each table of {path}"
         raise ExpectedError(f"expected {wanted}; got {row}")
@@ -185,8 +185,8 @@ def met(result: Finding, entries: Iterable[Expected], origin: Origin) -> Finding
             detail = f"expected {entry.verdict or 'a wrong answer'} ({entry.reason}); got the right one"
             return replace(result, verdict="unexpectedly right", detail=detail, reason=reason)
         is_worse = result.error > AGAIN * entry.error or entry.got not in ("", _got(result))
-        is_told = result.verdict not in QUIET or result.verdict == "not understood"
-        if is_told and entry.verdict in ("", result.verdict) and not is_worse:
+        is_reported = result.verdict not in QUIET or result.verdict == "not understood"
+        if is_reported and entry.verdict in ("", result.verdict) and not is_worse:
             return replace(result, verdict="accepted", reason=reason)
     return result
 
@@ -217,8 +217,8 @@ def expected_text(results: Iterable[Finding], entries: Sequence[Expected], *, or
     kept = [
         each
         for each in entries
-        if not each.is_here(origin) or any(each.matches(found, origin) and found.reason for found in results
-                                        if found.verdict == "accepted")
+        if not each.is_here(origin) or any(each.matches(result, origin) and result.reason for result in results
+                                        if result.verdict == "accepted")
     ]  # fmt: skip
     versions = {package: f">={version(package)}"} if package else {}
     device = "*" if origin.device == "cpu" else origin.device

@@ -265,7 +265,7 @@ def _precisions(bounds: Bounds) -> Iterator[tuple[Variant | None, Bounds]]:
         return
     yield None, bounds
     is_kernel = (question.profile, question.dtype) == ("kernel", "float32")
-    if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless they are told not to
+    if is_kernel and not question.device.lower().startswith("cpu"):  # which use TF32 unless that is switched off
         yield TF32, _wider(bounds)
 
 
@@ -288,11 +288,11 @@ def _with_cause(
 
 def _is_visible(got: Mapping[str, NumpyArray], truth: Truth, kinds: Mapping[str, Any]) -> bool:
     """Whether a wrong result shows: by its shape or dtype, or as NaN or infinity for a number."""
-    for name, each in got.items():
+    for name, array in got.items():
         exact = truth.arrays[name].high
-        if each.shape != exact.shape or each.dtype != kinds[name]:
+        if array.shape != exact.shape or array.dtype != kinds[name]:
             return True
-        numbers = each.astype(np.float64)
+        numbers = array.astype(np.float64)
         if bool(np.any(~np.isfinite(numbers) & np.isfinite(exact) | np.isnan(numbers) & ~np.isnan(exact))):
             return True
     return False

@@ -39,9 +39,9 @@ def line_table(results: Iterable[Finding], width: int) -> Table:
             worst = max(group, key=_nearness)
             passed = sum(bool(result.passed) for result in group)
             count, style = f"{passed} of {len(group)}", "green" if passed == len(group) else "bold red"
-            told_error = f"{worst.error:.3g} of {worst.bound:.3g}" if worst.bound > 0 else f"{worst.error:.3g}"
+            error = f"{worst.error:.3g} of {worst.bound:.3g}" if worst.bound > 0 else f"{worst.error:.3g}"
             where = f"{worst.case} {worst.backend} {way_text(worst)}"
-            table.add_row(str(line or "-"), LINES[line], told_error, Text(count, style=style), where)
+            table.add_row(str(line or "-"), LINES[line], error, Text(count, style=style), where)
     return table
 
 

@@ -28,8 +28,8 @@ def story(result: Finding) -> list[str]:
 
 def thread_of(result: Finding) -> str:
     """A public thread about the same property, and what it has to do with a result; empty where there is none."""
-    is_told = result.verdict in (*WRONG, CONVENTION, "accepted") and result.case not in VARIATIONS
-    seen = seen_before(result.case, result.variant) if is_told and result.dtype != "-" else []
+    is_reported = result.verdict in (*WRONG, CONVENTION, "accepted") and result.case not in VARIATIONS
+    seen = seen_before(result.case, result.variant) if is_reported and result.dtype != "-" else []
     for each in seen[:1]:
         relation = "Seen before" if result.case in each.like else f"Also about {each.property}"
         return f"{relation}: {each.thread}, {each.title}; {each.url}"

@@ -140,8 +140,8 @@ def _group(group: Sequence[Finding], sizes: str) -> Iterable[Text | Padding]:
 def _names(results: Iterable[Finding], most: int) -> str:
     """The cases, each with its dtypes; those beyond the most are counted."""
     dtypes: dict[str, list[str]] = {}
-    for each in results:
-        dtypes.setdefault(each.case, []).append(each.dtype)
+    for result in results:
+        dtypes.setdefault(result.case, []).append(result.dtype)
     names = [case if each == ["-"] else f"{case} [{', '.join(each)}]" for case, each in dtypes.items()]
     rest = len(names) - most
     return ", ".join(names[:most]) + (f", and {rest} more" if rest > 0 else "")
