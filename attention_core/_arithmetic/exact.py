@@ -40,8 +40,12 @@ LN_2, LOG2_E = 0.6931471805599453, 1.4426950408889634  # literals: C libraries m
 
 
 def uncontracted(x: Array, xp: Namespace) -> Array:
-    """The same numbers; no compiler can contract a product that ends here with a sum that follows."""
-    return xp.maximum(x, scalar_like(-FLOAT64_MAX, x, xp))
+    """The same numbers; no compiler can contract a product that ends here with a sum that follows.
+
+    A maximum of XLA loses nan where arrays are large.
+    """
+    least = scalar_like(-FLOAT64_MAX, x, xp)
+    return xp.maximum(x, least) if runs_at_once(x) else xp.where(xp.less(x, least), least, x)
 
 
 def to_float64(x: Array, xp: Namespace) -> Array:

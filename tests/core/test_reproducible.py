@@ -106,7 +106,6 @@ def test_a_sample_next_to_much_larger_ones_has_the_same_bits(put, get, rng):
         same(get(ac.functions.linear(maps, put(rows[at : at + 1]), **EXACTLY))[0], mapped[at])
 
 
-@pytest.mark.needs("untraced loops")  # others do not cut rows
 def test_rows_in_blocks_have_the_bits_of_fewer_rows(put, get, rng):
     """More than are computed at once, some of which are not finite or subnormal, and a few of them alone."""
     x = float32(rng, 4000, 2, D)
