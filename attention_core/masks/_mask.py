@@ -105,7 +105,7 @@ class Mask(ABC):
 
     Examples
     --------
-    >>> from dataclasses import dataclass, fields
+    >>> from dataclasses import dataclass
     >>> import array_api_strict as xp
     >>> from attention_core.masks import Band
     >>> @dataclass(frozen=True, eq=False)

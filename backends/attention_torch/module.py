@@ -25,7 +25,9 @@ from attention_torch.backend import backend
 def _has_hooks(module: torch.nn.Module) -> bool:
     """Whether somebody would notice if the parts of a module were not called; a loop, as Dynamo enters generators."""
     for x in module._modules.values():
-        if x._forward_pre_hooks or x._forward_hooks or x._backward_pre_hooks or x._backward_hooks or _has_hooks(x):
+        if x is not None and (x._forward_hooks or x._forward_pre_hooks or x._backward_hooks or x._backward_pre_hooks):
+            return True
+        if x is not None and _has_hooks(x):
             return True
     return False
 
