@@ -74,11 +74,13 @@ def softmax(
     return exponentials, total, *(xp.squeeze(x, axis=-1) for x in found)
 
 
-def log_normalizer(top: Array, log_total: Array, none: Array | None, xp: Namespace) -> tuple[Array, Array]:
-    """The logarithm of a sum of exponentials, out of their largest logarithm and that of the rest of the sum.
+def log_normalizer(top: Array | None, log_total: Array, none: Array | None, xp: Namespace) -> tuple[Array, Array]:
+    """The logarithm of a sum of exponentials, out of their largest logarithm, if any, and that of the rest of the sum.
 
     It is a logsumexp, and what rounding took from it: -inf and 0 where the sum has ``none``.
     """
+    if top is None:
+        return log_total if none is None else xp.where(none, -math.inf, log_total), xp.zeros_like(log_total)
     logsumexp, remainder = two_sum(top, log_total, xp)
     unknown = xp.isnan(remainder)  # of a row with a score that is inf or NaN
     if none is not None:

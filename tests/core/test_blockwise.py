@@ -8,11 +8,16 @@ import pytest
 from blockwise_helpers import (
     RUNS,
     TUNING,
+    D,
+    E,
+    M,
+    N,
     attention,
     qkv,
     quickly,
     weighted,
 )
+from call_table import quadratic
 
 from attention_core.scores import ScoreMod
 
@@ -21,6 +26,86 @@ from attention_core.scores import ScoreMod
 def small(backend, monkeypatch):
     """Blocks so small that there are several."""
     monkeypatch.setattr(backend, "tuning", TUNING if backend.loops.traced else RUNS)
+
+
+@pytest.fixture
+def are_small(backend, monkeypatch):
+    """Whether blocks find the scores of a call small, and take their exponentials without a maximum."""
+    differences, difference = [], type(backend.loops).exp_difference
+
+    def recorded(*arguments):
+        differences.append(arguments)
+        return difference(*arguments)
+
+    def asked(*arrays, **options):
+        differences.clear()
+        with np.errstate(invalid="ignore", over="ignore"):
+            attention(*backend.from_numpy(arrays), **options, implementation="blockwise")
+        return not differences
+
+    monkeypatch.setattr(type(backend.loops), "exp_difference", recorded)
+    return asked
+
+
+@pytest.mark.needs(lambda backend: not backend.differentiates)  # others are not asked
+@pytest.mark.parametrize(
+    ("argument", "number", "small_scores"),
+    [
+        ("query", 31.9, True),
+        ("query", 32.1, False),
+        ("query", 1e200, False),
+        ("query", math.nan, False),
+        ("query", math.inf, False),
+        ("key", math.inf, False),
+        ("key", math.nan, False),
+        ("query", 1e-30, True),
+        ("key", 1e14, True),
+        ("key", 1e16, False),
+        ("value", 0.0, True),
+        ("value", -2e-15, True),
+        ("value", 9e-16, False),
+        ("value", -2e15, False),
+        ("value", 9e14, True),
+        ("value", math.nan, False),
+    ],
+)
+def test_scores_are_small_by_the_norms_of_a_head_and_all_values(argument, number, small_scores, are_small):
+    query, key, value = np.zeros((1, 2, M, D)), np.zeros((1, 2, N, D)), np.ones((1, 2, N, E))
+    query[0, 0, 3, 1], query[0, 1, 3, 1] = 1.0, 1e-3
+    key[0, 0, 5, 2], key[0, 1, 5, 2] = 1.0, 1e3  # products with queries of another head do not count
+    if argument == "key":
+        query[0, 0] = 0.0  # not even times 0 may a key be infinite, nor so large
+        query[0, 0, 3, 1] = 1e-13 if number == 1e14 else 0.0
+    if argument == "value":
+        value[0, 1, 2, 4] = number
+    else:
+        {"query": query, "key": key}[argument][
+            0, 0, 3 if argument == "query" else 5, 1 if argument == "query" else 2
+        ] = number
+    assert are_small(query, key, value, scale=1.0) == small_scores
+
+
+@pytest.mark.parametrize("options", [{"softcap": 5.0}, {"score_mod": quadratic}, {"bias": None}])
+def test_changed_scores_are_not_small(options, backend, rng, are_small):
+    if "bias" in options:
+        options = {"bias": backend.from_numpy(np.ones((M, N)))}
+    assert not are_small(*qkv(rng), **options)
+
+
+@pytest.mark.parametrize("size", [1e-14, 1e14])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_small_scores_at_their_limit_lose_nothing(sign, size, backend, rng):
+    """All scores of a query are near -32, or 32, and all values are small, or large."""
+    query = sign * (31.0 + 0.9 * rng.random((1, 2, M, 1))) * np.ones(D) / D**0.5
+    key = np.ones((1, 2, N, D)) / D**0.5 * (1 - 1e-3 * rng.random((1, 2, N, 1)))
+    value = rng.standard_normal((1, 2, N, E)) * size
+    found, exact = (
+        backend.to_numpy(
+            attention(*backend.from_numpy([query, key, value], dtype=dtype), scale=1.0, implementation=name)
+        )
+        for dtype, name in (("float32", "blockwise"), ("float64", "dense"))
+    )
+    np.testing.assert_allclose(found / size, exact / size, rtol=0, atol=2e-5)
 
 
 @pytest.mark.needs("gradients")

@@ -115,6 +115,25 @@ def test_a_ring_is_taken_where_a_window_leaves_fewer_than_half_of_its_hops(put, 
         assert not ranks.lent.calls
 
 
+def test_small_scores_of_one_rank_are_not_those_of_others(put, get, ranks):
+    """No maximum is subtracted from small scores; those of the next rank may overflow without one."""
+    x = np.random.default_rng(0).standard_normal((1, 1, 32, 4)).astype(np.float32)
+    key = x * np.where(np.arange(32)[:, None] < 8, np.float32(0.1), np.float32(1e3))
+    options = {"implementation": "blockwise", "return_logsumexp": True}
+    whole = ac.scaled_dot_product_attention(*map(put, (x, key, x)), **options)
+
+    def step(group):
+        shards = ac.Shards(group, "contiguous", "ring")
+        return ac.scaled_dot_product_attention(
+            *(ac.shard(put(y), shards) for y in (x, key, x)), **options, shards=shards
+        )
+
+    parts = ranks(4, step)
+    for name, axis in (("output", -2), ("logsumexp", -1)):
+        found = np.concatenate([get(getattr(part, name)) for part in parts], axis=axis)
+        np.testing.assert_allclose(found, get(getattr(whole, name)), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_keys_of_16_bits_travel_in_16_bits(put, ranks, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")

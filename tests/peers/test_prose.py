@@ -27,6 +27,7 @@ MAX_WORDS, MAX_LINES = 30, 500
 # Words of former versions, and what is said instead. They are looked for in names, comments and prose alike.
 WORDS = {
     "tame|calm": "all_finite, products_finite",
+    "moderate": "exp_without_max",
     "gain": "scale",
     "peaks?": "maximum, row_max",
     "rise": "d_weights",

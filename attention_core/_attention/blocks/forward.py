@@ -6,8 +6,9 @@ m, total z and sum u of every query,
 .. math:: m' = \max(m, \max_j s_{ij}), \qquad z' = e^{m - m'} z + \sum_j e^{s_{ij} - m'}, \qquad
           u' = e^{m - m'} u + \sum_j e^{s_{ij} - m'} v_j,
 
-and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. What rounding takes from the logsumexp is kept for the backward
-pass. Where m is large, that is all of :math:`\log z`.
+and :math:`o_i = u / z`, :math:`\ell_i = m + \log z`. Where norms bound all scores by 32, m is 0, and nothing is
+subtracted or rescaled. What rounding takes from the logsumexp is kept for the backward pass. Where m is large, that is
+all of :math:`\log z`.
 
 NaN and infinities that are attended to show, and masked ones do not. Where a library has a softmax that makes one pass
 over the scores, a few queries at a time take all of their keys by the definition: in *query chunks*.
@@ -38,6 +39,9 @@ from .backward import backward
 from .grid import Grid, make_grid, matmul_per_group
 from .plan import Plan, as_called, block_tuning, lasts, make_plan, unpack
 from .visits import QueryRows, ScoreBlock, for_each_rows, make_visits, score_block
+
+MAX_PLAIN_SCORE = 32.0  # below this, exponentials of scores can be taken as they are
+NORM_LIMIT = 1e15  # of norms, and of values
 
 
 def blockwise(call: Call, grid: Grid | None = None) -> tuple[Array, ...]:
@@ -77,6 +81,8 @@ def forward(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, Array,
 
 def _results(grid: Grid, empty: Callable[[], Arrays]) -> Any:
     """The results of a grid, whose values may not be finite."""
+    if scores_are_small(grid):
+        return _grid_results(grid._replace(all_finite=True, exp_without_max=True))
     return _grid_results(grid) if grid.all_finite else with_nonfinite_values(grid, _grid_results, empty)
 
 
@@ -87,6 +93,27 @@ def empty_results(plan: Plan, arrays: Arrays, backend: Backend) -> tuple[Array, 
     width = shape(value, xp=xp)[-1]
     output, logsumexp, remainder = (zeros_with(query, *dims, *last, xp=xp) for last in ((width,), (), ()))
     return output, logsumexp, remainder
+
+
+def scores_are_small(grid: Grid) -> bool:
+    r"""Whether exponentials of scores can be taken as they are, without a maximum, and averaged by.
+
+    .. math:: |q_i \cdot k_j| \le \max_i \|q_i\| \, \max_j \|k_j\| \le 32
+
+    in each head keeps exponentials between 1e-14 and 1e14, and products with values between 1e-15 and 1e15, or 0, are
+    far from both ends of float32. Libraries that differentiate are not asked, as it pays little there.
+    """
+    call, xp, norm = grid.call, grid.xp, grid.loops.norm
+    is_product = not grid.changes_scores and call.bias is None
+    if not (grid.work and grid.width and is_product) or call.backend.differentiates or call.assume_finite:
+        return False
+    norms, magnitudes = (xp.max(norm(call.query), axis=(2, 3)), xp.max(norm(call.key), axis=2)), xp.abs(call.value)
+    bounds = xp.multiply(xp.minimum(norms[0], NORM_LIMIT), xp.minimum(norms[1], NORM_LIMIT))  # inf * 0 would be nan
+    fit = xp.all(xp.less(bounds, MAX_PLAIN_SCORE))
+    for each in (*norms, magnitudes):
+        fit = xp.logical_and(fit, xp.less(xp.max(each), NORM_LIMIT))
+    smallest = xp.min(xp.where(xp.equal(magnitudes, 0.0), 1.0, magnitudes))
+    return bool(xp.logical_and(fit, xp.greater(smallest, 1 / NORM_LIMIT)))
 
 
 def _grid_results(grid: Grid) -> tuple[Array, Array, Array]:
@@ -100,7 +127,7 @@ class Running(NamedTuple):
 
     weighted_sum: Array
     total: Array
-    row_max: Array
+    row_max: Array | None
     has_key: Array | None
 
 
@@ -123,17 +150,22 @@ def _absorb(rows: QueryRows, query: Array, masked: bool, j: Any, state: Running 
     grid, sample, xp, loops = rows.grid, rows.sample, rows.grid.xp, rows.grid.loops
     keys, values = [loops.block(x, j, grid.sizes[1], -2) for x in (sample.key, sample.value)]
     block = score_block(grid, sample, query, xp.matrix_transpose(keys), i=rows.i, j=j, masked=masked)
-    before = scalar_like(_lowest(query, xp), query, xp) if state is None else state.row_max
-    new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
-    exponentials = loops.exp_difference(block.scores, new_max)
+    if grid.exp_without_max:
+        new_max, exponentials = None, loops.inplace(xp.exp, block.scores)
+    else:
+        before = scalar_like(_lowest(query, xp), query, xp) if state is None else state.row_max
+        new_max = xp.maximum(xp.max(block.scores, axis=-1, keepdims=True), before)
+        exponentials = loops.exp_difference(block.scores, new_max)
     total = xp.sum(exponentials, axis=-1, keepdims=True)
     weights = exponentials if grid.call.dropout is None else grid.drop(exponentials, block.at)
     has_key = _has_key(grid, block, total, rows.i, j=j) if grid.may_be_empty else None
     weighted_sum = matmul_per_group(weights, grid.value_part(values), xp)
     if state is None:
         return Running(weighted_sum, total, new_max, has_key)
-    rescale = loops.exp_difference(state.row_max, new_max)
-    sums = xp.multiply(state.weighted_sum, rescale), xp.multiply(state.total, rescale)
+    sums = state.weighted_sum, state.total
+    if new_max is not None:
+        rescale = loops.exp_difference(state.row_max, new_max)
+        sums = xp.multiply(state.weighted_sum, rescale), xp.multiply(state.total, rescale)
     return Running(
         loops.inplace(xp.add, sums[0], weighted_sum),
         loops.inplace(xp.add, sums[1], total),
@@ -165,7 +197,7 @@ def _empty_state(grid: Grid, rows: Array) -> Running:
     return Running(
         zeros_with(rows, *dims, grid.width, xp=xp),
         total,
-        xp.full_like(total, _lowest(rows, xp)),
+        None if grid.exp_without_max else xp.full_like(total, _lowest(rows, xp)),
         xp.zeros_like(total, dtype=xp.bool) if grid.may_be_empty else None,
     )
 
@@ -188,7 +220,7 @@ def with_nonfinite_values(grid: Grid, average: Callable[[Grid], Arrays], empty: 
         num_passes = xp.add(xp.multiply(infinite, 2), 1)
         return loops.loop(0, num_passes, functools.partial(_one_pass, grid, average), empty())  # type: ignore[no-any-return]
     repair = functools.partial(_of_columns, grid, average)
-    if loops.traced or not (grid.work or can_be_read(grid.call.value)):  # what works at once was read already
+    if loops.traced or not can_be_read(grid.call.value):
         return repair()
     grid = grid._replace(all_finite=True)
     if grid.may_be_empty and grid.call.arithmetic == "reproducible":  # where a row is nan only if it attends to a nan

@@ -56,6 +56,7 @@ class Grid(NamedTuple):
     value_part: Callable[[Array], Array] = lambda values: values  # of a block of values, what is averaged
     weighed: Callable[[Array, Callable[[Array], Array]], Array] = lambda x, even: x  # scores or weights, or even(x)
     visits: Any = None  # `Visits`, once they are known and needed
+    exp_without_max: bool = False  # whether scores are so small that no maximum need be subtracted
 
     def of(self, call: Call) -> Grid:
         """The grid with the arrays of a call, of one that lasts."""

@@ -60,12 +60,11 @@ def visit_blocks(grid: Grid, b: Any, index: Any, absorb: Callable[[bool, Any, An
 
     A loop that can have no step is not traced.
     """
-    loops, (*tables, shared) = grid.loops, grid.visits
-    (order, whole, seen), at = tables, 0 if shared else b
-    if isinstance(order, list):
-        order, whole, seen = [table[at][index] for table in tables]
-    elif order is not None:
-        order, whole, seen = [loops.block_at(loops.block_at(table, at), index) for table in tables]
+    loops, (order, whole, seen, shared) = grid.loops, grid.visits
+    if order is not None:
+        order, whole, seen = [
+            loops.block_at(loops.block_at(table, 0 if shared else b), index) for table in (order, whole, seen)
+        ]
 
     def visit(masked: bool, step: Any, state: Any) -> Any:
         return absorb(masked, loops.block_at(order, step), state)
