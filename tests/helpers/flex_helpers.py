@@ -29,16 +29,16 @@ def by_blocks(blocks, size=128):
     return blocks
 
 
-def as_kernel(backend, monkeypatch, given=None):
+def as_kernel(backend, monkeypatch, masks=None):
     """The only kernel, run by its dense form as if this were a GPU; PyTorch refuses its gradient on a CPU.
 
-    It computes the blocks that it is given, which a list may hold.
+    Block masks that it takes go to a list, if there is one.
     """
     module = importlib.import_module("torch.nn.attention.flex_attention")
 
     def attend(*arrays, block_mask, **options):
-        if given is not None:
-            given.append(block_mask)
+        if masks is not None:
+            masks.append(block_mask)
         block_mask = block_mask if block_mask is None else by_blocks(block_mask)
         return module.flex_attention(*arrays, block_mask=block_mask, **options)
 
