@@ -291,15 +291,16 @@ def _lacking_axes(dims: Sizes, target: Sizes) -> str:
     return ""
 
 
+@dataclass(frozen=True, eq=False)
 class _Compound(Mask):
     """A rule whose fields are masks: arrays are wrapped as such."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
+        for each in fields(self):
             object.__setattr__(self, each.name, as_mask(getattr(self, each.name)))
 
     def check(self, target: Sizes, /) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
+        for each in fields(self):
             getattr(self, each.name).check(target)
 
 
